@@ -26,7 +26,7 @@ STAMPS := results/gpu-check
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: .venv/.stamp  ## virtual environment with pinned packages (targets that need it do this themselves)
+setup: .venv/.stamp  ## the environment; targets that need it make it themselves
 	@echo "ready: . .venv/bin/activate, or make reproduce SEEDS=1"
 
 .venv/.stamp: pyproject.toml constraints.txt
@@ -35,28 +35,28 @@ setup: .venv/.stamp  ## virtual environment with pinned packages (targets that n
 	@.venv/bin/pip $(PIP_INSTALL) constraints.txt -e '.[dev]'
 	@touch $@
 
-reproduce: .venv/.stamp  ## data, every run, report [SCALE=paper|medium|quick|smoke SEEDS=n STUDY="controls schemes" ARGS=runtime.jobs=3]
+reproduce: .venv/.stamp  ## data, runs, report [SCALE=... SEEDS=n STUDY="..." ARGS=...]
 	@$(PY) scripts/reproduce.py $(WHICH) $(ARGS)
 
 smoke: .venv/.stamp  ## the same at the smoke scale, in about a minute
 	@$(PY) scripts/reproduce.py --scale smoke --seeds 1 tracker=none
 
-status: .venv/.stamp  ## done, running, failed and missing runs [STUDY="..." SCALE=... SEEDS=n]
+status: .venv/.stamp  ## done, running, failed, missing runs [STUDY= SCALE= SEEDS=]
 	@$(PY) scripts/tools.py status $(WHICH)
 
-report: .venv/.stamp  ## results/report/index.html and tables from the records [SCALE=... RUNS=folder]
+report: .venv/.stamp  ## the page and tables, from the records [SCALE= RUNS=folder]
 	@$(PY) scripts/report.py $(AT) $(FROM)
 
-explain: .venv/.stamp  ## the runs behind a number [CELL=table1/ptb/crope or P1; none: lists them; SCALE=...]
+explain: .venv/.stamp  ## the runs behind a number [CELL=P1; none: a list; SCALE=]
 	@$(PY) scripts/tools.py explain $(AT) $(FROM) $(CELL)
 
-theory: .venv/.stamp  ## the papers' constructions and limits in numbers: results/theory
+theory: .venv/.stamp  ## the papers' constructions in numbers: results/theory
 	@$(PY) scripts/tools.py theory
 
-bench: .venv/.stamp  ## step times next to transformers and a plain loop [ARGS="scale=paper" or --profile]
+bench: .venv/.stamp  ## step times beside others' [ARGS="scale=paper" or --profile]
 	@$(PY) scripts/bench.py $(ARGS)
 
-gpu-check: $(STAMPS)/tests $(STAMPS)/bench  ## on a new GPU machine: tests, step times, both tables, publication [SCALE=smoke rehearses]
+gpu-check: $(STAMPS)/tests $(STAMPS)/bench  ## on a GPU: tests, times, tables, publication [SCALE=smoke]
 	@$(PY) scripts/reproduce.py --scale $(or $(SCALE),paper) --seeds 1 tracker=none $(ARGS)
 	@$(PY) scripts/reproduce.py --scale $(or $(SCALE),paper) tracker=none $(ARGS)
 	@$(PY) scripts/tools.py publish --scale $(or $(SCALE),paper) paper-$(GPU_NAME)-bf16
@@ -71,7 +71,7 @@ $(STAMPS)/bench: $(STAMPS)/tests
 	-@$(PY) scripts/bench.py scale=$(or $(SCALE),paper)
 	@touch $@
 
-golden: .venv/.stamp  ## remake the golden losses and name the models whose losses changed
+golden: .venv/.stamp  ## remake the golden losses; name the models that changed
 	@$(PY) scripts/tools.py golden
 
 lint: .venv/.stamp  ## ruff and mypy
@@ -84,7 +84,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist w
 test: .venv/.stamp lint  ## lint, then the tests: minutes on two cores
 	@$(PYTEST)
 
-test-fast: .venv/.stamp  ## the tests without the slow ones: under a minute on two cores
+test-fast: .venv/.stamp  ## the tests without the slow ones: under a minute
 	@$(PYTEST) -m 'not slow and not on_demand'
 
 .venv-engines/.stamp: pyproject.toml constraints.txt constraints-engines.txt
@@ -93,20 +93,20 @@ test-fast: .venv/.stamp  ## the tests without the slow ones: under a minute on t
 	@.venv-engines/bin/pip $(PIP_INSTALL) constraints-engines.txt -e '.[dev,joblib,slurm,ray]'
 	@touch $@
 
-test-engines: .venv-engines/.stamp  ## sweeps by joblib, submitit and Ray, in an environment of its own
+test-engines: .venv-engines/.stamp  ## sweeps by joblib, submitit and Ray, in a venv of its own
 	@OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest -q tests/engines
 
 faults: .venv/.stamp  ## kill runs at random moments and compare bits [KILLS=200]
 	@KILLS=$(KILLS) $(PY) -m pytest -q -m on_demand tests/runs/test_faults.py
 
-tutorial: .venv/.stamp  ## type docs/tutorial.md to the letter in a copy of the repository (minutes)
+tutorial: .venv/.stamp  ## type docs/tutorial.md to the letter in a copy (minutes)
 	@$(PY) -m pytest -q -m on_demand tests/test_tutorial.py
 
-readme: .venv/.stamp  ## rebuild the README's tables and picture from results/published
+readme: .venv/.stamp  ## README.md and docs/results.md from results/published
 	@$(PY) scripts/tools.py readme
 
 # Without CUDA packages: pip adds those that the installed build of torch needs.
-constraints:  ## pin constraints.txt to the newest packages that fit [ARGS="-c constraints.txt" keeps the pins]
+constraints:  ## pin the newest packages [ARGS="-c constraints.txt": keep]
 	@$(PYTHON) -m venv --clear .venv-pins
 	@.venv-pins/bin/pip install --disable-pip-version-check $(ARGS) -e '.[dev]'
 	@.venv-pins/bin/pip freeze --exclude-editable | grep -Eiv '^(cuda|nvidia|triton)' \
@@ -114,5 +114,5 @@ constraints:  ## pin constraints.txt to the newest packages that fit [ARGS="-c c
 	@mv .venv-pins/constraints.txt constraints.txt
 	@rm -rf .venv-pins
 
-clean:  ## remove environments and tool caches; never results or data
+clean:  ## remove environments and caches; never results or data
 	rm -rf .venv .venv-engines .venv-pins .mypy_cache .ruff_cache .pytest_cache build *.egg-info

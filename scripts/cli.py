@@ -19,7 +19,7 @@ ENVIRONMENT = "activate the environment (. .venv/bin/activate) or make it (make 
 if find_spec("torch") is None:  # by the system's Python
     sys.exit(f"error: no module torch; {ENVIRONMENT}")
 
-from crope.errors import ConfigError, UserError, log_line, one_line  # noqa: E402
+from crope.errors import ConfigError, UserError, log_line  # noqa: E402
 
 
 class Parser(argparse.ArgumentParser):
@@ -91,7 +91,7 @@ def main_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        sys.exit(f"error: {one_line(error)}")
+        sys.exit(f"error: {error}")
     except KeyboardInterrupt as error:
         log_line("interrupted; run the same command again")
         sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))

@@ -28,16 +28,18 @@ def main() -> int:
     )
     options = parser.parse_intermixed_args()
 
-    # Not at the top: a misspelt option must not wait for torch.
+    # Not at the top: a misspelt option or study must not wait for torch.
     from crope.errors import log_line
     from crope.machine import default_scale
     from crope.plan.study import TABLES, planned_scale
+
+    studies = options.study or TABLES
+    scale = options.scale or planned_scale(studies) or default_scale()
+
     from crope.report.page import build_report
     from crope.runs.extrapolate import extrapolate_all
     from crope.runs.sweep import Plan, train_all, with_data
 
-    studies = options.study or TABLES
-    scale = options.scale or planned_scale(studies) or default_scale()
     plan = Plan(studies, scale, options.seeds, options.results_dir, options.overrides)
     for study in studies:
         planned = planned_scale([study])

@@ -17,6 +17,7 @@ with main_errors():  # Ctrl-C while modules load
     import hydra
     import yaml
     from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
     from omegaconf import DictConfig
 
     from crope.errors import StorageError, UserError, log_line
@@ -47,14 +48,21 @@ def train(cfg: DictConfig) -> None:
     except StorageError as error:  # the next run of a multirun would fail as well
         sys.exit(f"error: {error}")
     except UserError as error:
-        log_line(f"error: {error}")  # now, not after the last run of a multirun
+        _say_now(f"error: {error}")
         raise UserError(str(error)) from None  # not every subclass can be pickled
-    print(outcome.text, flush=True)
     ENDED.append(run.path)
+    if outcome.status == "failed":
+        _say_now(outcome.text)
+        raise UserError(outcome.text)  # Hydra trains the others of a multirun all the same
+    print(outcome.text, flush=True)
     if outcome.signal:
         sys.exit(128 + outcome.signal)
-    if outcome.status == "failed":
-        raise UserError(outcome.text)  # Hydra trains the others of a multirun all the same
+
+
+def _say_now(text: str) -> None:
+    """Prints an error of a run of a multirun, whose first one is raised after the last run."""
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        log_line(text)
 
 
 def main() -> None:

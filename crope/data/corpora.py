@@ -143,8 +143,8 @@ class Corpus:
                 causes.append(f"{site}: {error}")
         raise DataUnavailable(
             f"{self.name}: {len(missing)} files missing ({missing[0]}, ...);"
-            f" {'; '.join(causes) or 'no site has them'}; set CROPE_DATA_DIR to a folder that has"
-            " them (data/README.md), HF_ENDPOINT to a mirror, or use data=tiny"
+            f" {'; '.join(causes) or 'no site has them'}; put them into data/raw or the folder that"
+            " CROPE_DATA_DIR names (data/README.md), set HF_ENDPOINT to a mirror, or use data=tiny"
         )
 
     def _checked(self, relative: str, text: str) -> str:

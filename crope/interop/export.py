@@ -82,7 +82,7 @@ It is one run of an experiment that compares position schemes, not a model for u
 | batch | {run.config[train][batch_size]} x {run.config[train][seq_len]:,} tokens |
 | learning rate, seed, scale | {run.config[train][lr]:g}, seed {run.config[seed]}, {run.run[scale]} |
 | validation loss | {run.summary[val_full][final_nats]:.4f} nats per token |
-| of the whole split | {run.summary[val_full][whole_split]} |
+| validation tokens | {run.summary[val_full][tokens]:,} |
 | commit | {run.provenance[commit]} (uncommitted changes: {run.provenance[dirty]}) |
 
 Limits: trained on one small corpus, on sequences of {run.config[train][seq_len]:,} tokens; no special tokens,

@@ -157,20 +157,27 @@ def study_runs(
     """Lists the runs of the studies, seeds outermost; a run of two studies is listed once.
 
     seeds       of each study, as in `first_seeds`
-    without     datasets that cannot be had; Tables 1 and 2 that have none left are of STAND_IN
+    without     datasets that cannot be had
     overrides   of runtime, tracker and paths
     """
     runs: dict[str, Run] = {}
     for study in studies:
-        corpora = [name for name in study_axes(study)["data"] if name not in without]
-        if study in TABLES and not corpora and STAND_IN not in without:
-            corpora = [STAND_IN]
-        for _, run in _expand(study, scale, corpora, overrides):
+        for _, run in _expand(study, scale, corpora_of(study, without), overrides):
             for seed in first_seeds(study, seeds):
                 seeded = replace(run, config=replace(run.config, seed=seed))
                 runs[seeded.run_id] = seeded
     # A table with one seed in every cell says more than one with all seeds in some.
     return sorted(runs.values(), key=lambda run: run.config.seed)
+
+
+def corpora_of(study: str, without: Collection[str] = ()) -> list[str]:
+    """Lists the corpora of a study but those that cannot be had; of Tables 1 and 2, if none is left,
+    STAND_IN.
+    """
+    corpora = [name for name in study_axes(study)["data"] if name not in without]
+    if study in TABLES and not corpora and STAND_IN not in without:
+        return [STAND_IN]
+    return corpora
 
 
 @cache

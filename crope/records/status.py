@@ -15,10 +15,10 @@ from crope.plan.study import SCALES, STAND_IN, planned_scale, study_runs
 from crope.records.locks import is_locked
 from crope.records.store import UNREADABLE, last_values, read_record
 
-DONE, RUNNING, STARTED, FAILED, MISSING = STATUSES = (
+DONE, RUNNING, STOPPED, FAILED, MISSING = STATUSES = (
     "done",
     "running",  # a process holds the run's lock
-    "started",  # stopped or killed: the same command continues it
+    "stopped",  # or killed: the same command continues it
     "failed",
     "missing",
 )
@@ -58,34 +58,37 @@ def state_of(path: Path) -> RunState:
         return RunState(RUNNING, **known)
     if reason:
         return RunState(FAILED, **known, reason=one_line(reason))
-    return RunState(STARTED if (path / "run.json").exists() else MISSING, **known)
+    return RunState(STOPPED if (path / "run.json").exists() else MISSING, **known)
 
 
 def list_runs(results_dir: Path, pattern: str = "") -> str:
-    """Lists the runs whose folder or settings contain `pattern`, newest first."""
-    paths = [file.parent for file in (results_dir / "runs").glob("*/run.json")]
-    chosen = [path for path in paths if pattern in f"{path.name} {' '.join(_settings(path))}"]
-    chosen.sort(key=lambda path: (path / "run.json").stat().st_mtime, reverse=True)
-    return render_runs(chosen) if chosen else f"{results_dir / 'runs'}: no run matches"
+    """Lists the runs whose line or settings contain `pattern`, newest first."""
+    files = list((results_dir / "runs").glob("*/run.json"))
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    text = render_runs((file.parent for file in files), pattern)
+    return text or f"{results_dir / 'runs'}: no run matches"
 
 
-def render_runs(paths: Iterable[Path]) -> str:
-    """Prints one line per run, below it what differs from its group files and why it failed."""
-    lines = [f"{'run':<44} {'status':<8} {'step':>6} {'loss':>8} {'minutes':>8}"]
+def render_runs(paths: Iterable[Path], pattern: str = "") -> str:
+    """Prints a line per run, below it what differs from its group files and why it failed; only those
+    that contain `pattern`. Empty without a run.
+    """
+    runs = []
     for path in paths:
         state = state_of(path)
+        described: dict[str, Any] = {"scale": "", "settings": []}
+        with suppress(*UNREADABLE):
+            described = read_json(path / "run.json")
         loss = "" if state.loss is None else f"{state.loss:.4f}"
         minutes = "" if state.minutes is None else f"{state.minutes:.1f}"
-        lines.append(f"{path.name:<44} {state.status:<8} {state.step:>6} {loss:>8} {minutes:>8}")
-        notes = (", ".join(_settings(path)), state.reason)
-        lines += [f"  {note}" for note in notes if note]
-    return "\n".join(lines)
-
-
-def _settings(path: Path) -> list[str]:
-    with suppress(*UNREADABLE):
-        return list(read_json(path / "run.json")["settings"])
-    return []
+        line = f"{path.name:<41} {described['scale']:<6} {state.status:<7}"
+        notes = (", ".join(described["settings"]), state.reason)
+        text = [f"{line} {state.step:>6} {loss:>7} {minutes:>6}"]
+        text += [f"  {note}" for note in notes if note]
+        runs.append("\n".join(text))
+    runs = [run for run in runs if pattern in run]
+    head = f"{'run':<41} {'scale':<6} {'status':<7} {'step':>6} {'loss':>7} {'min':>6}"
+    return "\n".join([head, *runs]) if runs else ""
 
 
 def render_status(
@@ -102,7 +105,8 @@ def render_status(
             present.append(read_json(file))
     at = next((name for name in SCALES if name in {run["scale"] for run in present}), "quick")
     datasets = {run["dataset"] for run in present}
-    without = [] if datasets.isdisjoint({STAND_IN}) else set(paper.DATASET_LABELS) - datasets
+    stands_in = STAND_IN in datasets and datasets.isdisjoint(paper.DATASET_LABELS)
+    without = paper.DATASET_LABELS if stands_in else ()
     lines: list[str] = []
     planned: dict[str, Run] = {}
     states: dict[str, RunState] = {}  # of a run that two studies share once
@@ -122,16 +126,17 @@ def render_status(
         parts = [f"{counts[status]} {status}" for status in STATUSES if counts[status]]
         seeds_shown = {run.config.seed for run in shown.values()}
         later = len({run.config.seed for run in runs.values()} - seeds_shown)
-        rest = f"; {later} more seeds planned" if later else ""
+        rest = f"; {later} of the planned seeds not begun" if later else ""
         lines.append(f"{study}, {its_scale}: {len(shown)} runs: {', '.join(parts)}{rest}")
         planned |= shown
     for run_id, run in planned.items():
         state = states[run_id]
-        if state.status in (RUNNING, STARTED):
+        if state.status in (RUNNING, STOPPED):
             steps = f"step {state.step:,} of {run.config.train.max_steps:,}"
             lines.append(f"  {state.status:<8}{run_id}  {steps}")
         elif state.status == FAILED:
             lines.append(f"  {state.status:<8}{run_id}: {state.reason}")
     others = {run["run_id"] for run in present} - planned.keys()
-    lines.append(f"together {len(planned)} runs; {len(others)} others in {results_dir / 'runs'}")
+    lines.append(f"together {len(planned)} runs, those of two studies counted once")
+    lines.append(f"{len(others)} others in {results_dir / 'runs'} (python scripts/tools.py list)")
     return "\n".join(lines)

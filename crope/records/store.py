@@ -252,7 +252,8 @@ def find_record(name: str, *, results_dir: Path) -> Record:
         if len(matches) != 1:
             found = "".join(f"\n  {path.name}" for path in matches)
             raise UserError(
-                f"run '{name}': {len(matches)} runs match; give one folder or id{found}"
+                f"run '{name}': {len(matches)} runs match; give one folder or id, which"
+                f" `python scripts/tools.py list` shows{found}"
             )
         (path,) = matches
     if not (path / "summary.json").exists():

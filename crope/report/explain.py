@@ -115,12 +115,11 @@ def _printed(runs: pd.DataFrame, columns: list[str]) -> str:
     """Prints these columns and how the runs were made; what all have in common is a line of its own, so
     that a row is short.
     """
-    shown = runs.rename(columns={"provenance.device": "device"}).assign(
-        commit=runs["provenance.commit"].str[:12],
-        path=runs["folder"].map(os.path.relpath) + "/" + runs["run_id"],
+    shown = runs.rename(columns={"provenance.device": "device", "run_id": "run"}).assign(
+        commit=runs["provenance.commit"].str[:12], folder=runs["folder"].map(os.path.relpath)
     )
-    made = ["precision", "commit", "device"]
+    made = ["precision", "commit", "device", "folder"]
     common = [name for name in made if shown[name].nunique() == 1]
-    columns = [*columns, *(name for name in made if name not in common), "path"]
+    columns = [*columns, *(name for name in made if name not in common), "run"]
     rows = shown[columns].to_string(index=False, float_format="{:.6f}".format)
     return "\n".join([rows, *(f"{name}: {shown[name].iloc[0]}" for name in common)])

@@ -90,19 +90,23 @@ def over_seeds(curves: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
-    """Draws the validation loss of single runs: markers are losses of the whole split or its fixed
-    part, lines the sampled ones.
+    """Draws the validation loss of single runs, a panel per dataset: markers are losses of the whole
+    split or its fixed part, lines the sampled ones.
 
     curves   of `load_curves(runs)`
     """
-    figure, axis = _one_panel(8.0, 3.4)
+    datasets = sorted(runs["dataset"].unique())
+    figure = new_figure(4.5 + 3.5 * len(datasets), 3.7)
+    axes = dict(zip(datasets, figure.subplots(1, len(datasets), squeeze=False)[0], strict=True))
     for place, run in enumerate(runs.sort_values("run_id").to_dict("records")):
         of_run = curves[curves["run_id"] == run["run_id"]].set_index("step")
-        colour = colormaps["turbo"](place / len(runs))
-        label = " ".join([run["run_id"].rpartition("-")[0], run["scale"], *run["settings"]])
+        axis, colour = axes[run["dataset"]], colormaps["tab20"](place)
+        label = " ".join([run["run_id"].rpartition("-")[0], *run["settings"]])
         axis.plot(of_run[CURVES["validation"]].dropna(), color=colour, linewidth=0.7)
         axis.plot(of_run[FULL].dropna(), color=colour, marker="o", linestyle="", label=label)
-    axis.set(xlabel="step", ylabel=f"validation loss ({NATS})")
+    for dataset, axis in axes.items():
+        axis.set(title=dataset_label(dataset), xlabel="step")
+    axes[datasets[0]].set_ylabel(f"validation loss ({NATS})")
     figure.legend(loc="outside right upper", fontsize="x-small")
     return figure
 

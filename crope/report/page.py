@@ -4,6 +4,7 @@ same bytes.
 
 import base64
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 
 from crope.errors import InvalidRecord, UserError, log_line, one_line
 from crope.files import write_bytes, write_text
-from crope.plan.study import TABLES, expected_cells, table_cells
+from crope.plan.study import STAND_IN, TABLES, Cell, expected_cells, table_cells
 from crope.report import agreement, figures, tables
 from crope.report.evidence import answers, crope_minus_rope, estimate, load_contrasts
 from crope.report.findings import Findings, findings
@@ -52,10 +53,12 @@ MOST_CURVES = 20
 class Results:
     """What follows from the runs of one origin.
 
-    joined   those that count for a study, of `by_study`
+    cells    of all studies
+    joined   runs that count for a study, of `by_study`
     lines    the differences, of `answers`
     """
 
+    cells: pd.DataFrame
     joined: pd.DataFrame
     lines: pd.DataFrame
 
@@ -73,6 +76,7 @@ class Report:
     whose    says which
     losses   Tables 1 and 2
     studies  the tables of the user's other studies, which come first
+    differences   of the user's studies, these and Tables 1 and 2
     verdict  how the user's runs agree with the published ones
     """
 
@@ -83,6 +87,7 @@ class Report:
     whose: str
     losses: Sequence[Table]
     studies: Sequence[Table]
+    differences: pd.DataFrame
     verdict: Sequence[str]
 
 
@@ -90,8 +95,9 @@ def results(runs: pd.DataFrame, scale: str) -> Results:
     """Joins the runs with the cells of all studies. Raises UserError if runs of one row are not
     comparable.
     """
-    joined = by_study(runs, [*table_cells(scale), *expected_cells(scale)])
-    return Results(joined, answers(joined))
+    cells = [*table_cells(scale), *expected_cells(scale)]
+    joined = by_study(runs, cells)
+    return Results(cell_frame(cells), joined, answers(joined))
 
 
 def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
@@ -100,19 +106,44 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     """
     published = results(runs.published, PUBLISHED_SCALE)
     own = results(runs.own, runs.scale)
-    planned = cell_frame(table_cells(runs.scale))
+    cells = shown_cells(runs)
+    planned = cell_frame(cells)
     source, whose = runs.published, "published runs"
-    if runs.own["cell_key"].isin(planned["cell_key"]).any():
+    tables_asked = not studies or not set(TABLES).isdisjoint(studies)
+    if tables_asked and runs.own["cell_key"].isin(planned["cell_key"]).any():
         source, whose = runs.own, "your runs"
-    shown = by_study(source, table_cells(runs.scale))
+    shown = by_study(source, cells)
     large = paper_size(published.joined) if runs.scale != "paper" else shown[:0]
     missing = tables.missing_words(source)
     losses = [tables.loss_table(name, planned, shown, large, missing) for name in TABLES]
-    known = own.joined["study"].unique()
-    asked = [name for name in known if name not in TABLES and name in (studies or known)]
-    of_studies = [tables.study_table(study, own.joined) for study in asked]
+    asked = [name for name in own.joined["study"].unique() if name in (studies or begun(own))]
+    of_studies = [tables.study_table(name, own.joined) for name in asked if name not in TABLES]
+    contrasts = load_contrasts()
+    of_asked = [not set(asked).isdisjoint(contrasts[name].studies) for name in own.answered["name"]]
+    differences = own.answered[of_asked]
     verdict = agreement.verdict(runs)
-    return Report(runs, own, published, shown, whose, losses, of_studies, verdict)
+    return Report(runs, own, published, shown, whose, losses, of_studies, differences, verdict)
+
+
+def shown_cells(runs: Runs) -> list[Cell]:
+    """Lists the cells of Tables 1 and 2; those of STAND_IN only if the user has a run of each of their
+    models on it. Otherwise runs of another study would take the place of the paper's datasets.
+    """
+    cells = table_cells(runs.scale)
+    others = [cell for cell in cells if cell.dataset != STAND_IN]
+    stand_in = {cell.cell_key: cell.model for cell in cells if cell.dataset == STAND_IN}
+    own = {stand_in[key] for key in runs.own["cell_key"] if key in stand_in}
+    return cells if own == set(stand_in.values()) else others
+
+
+def begun(own: Results) -> set[str]:
+    """Names Tables 1 and 2 and the studies of which every run of some seed is there: others share single
+    runs with these.
+    """
+    cells = Counter(own.cells["study"])
+    sizes = own.joined.groupby(["study", "seed"], as_index=False).size()
+    whole = sizes[sizes["size"] == sizes["study"].map(cells)]
+    return {*TABLES, *whole["study"]}
 
 
 def paper_size(published: pd.DataFrame) -> pd.DataFrame:
@@ -161,7 +192,11 @@ def build_report(
 def draw(report: Report) -> dict[str, Figure]:
     """Draws the figures, by name; those without runs are left out."""
     drawn = {}
-    complete = report.runs.own[report.runs.own["status"] == "complete"]
+    own, joined = report.runs.own, report.own.joined
+    complete = own[(own["status"] == "complete") & (own["scale"] == report.runs.scale)]
+    if report.studies:
+        of_studies = joined["study"].isin([table.name for table in report.studies])
+        complete = own[own["run_id"].isin(joined.loc[of_studies, "run_id"])]
     if len(complete):
         newest = complete.sort_values("finished_utc").tail(MOST_CURVES)
         drawn["own"] = figures.own_curves(load_curves(newest), newest)
@@ -225,7 +260,7 @@ def render_page(report: Report, pictures: Mapping[str, Figure], found: Findings 
         "images": images,
         "own": tables.own_table(report.runs),
         "failed": failures(report.runs.own),
-        "own_differences": tables.difference_table(report.own.answered, caption),
+        "own_differences": tables.difference_table(report.differences, caption),
         "differences": tables.difference_table(public, "Planned differences of the published runs"),
         "repeats": agreement.repeats_table(report.runs.published),
     }
@@ -259,12 +294,14 @@ def print_report(report: Report, page: Path, studies: Collection[str] | None) ->
     contrasts = load_contrasts()
     for table in report.studies:
         print(f"\n{table.caption}\n{table.frame.to_string(index=False)}")
-        for line in report.own.answered.to_dict("records"):
+        for line in report.differences.to_dict("records"):
             contrast = contrasts[line["name"]]
             if table.name in contrast.studies:
                 print(tables.line_text(contrast, line))
     for table in report.losses:
-        if table.name in (studies or TABLES):
+        # Published losses stand on the page; here they would look like the user's.
+        own = report.whose == "your runs" or report.runs.own.empty
+        if own and table.name in (studies or TABLES):
             print(f"\n{table.caption}\n{table.text()}")
     print("", *report.verdict, f"open {page}", sep="\n")
     for error in report.runs.invalid:

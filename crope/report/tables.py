@@ -48,11 +48,12 @@ class Table:
         the paper's.
         """
         frame = self.frame[self.frame.iloc[:, 1].isin(["paper", "full", ""])]
-        header, *rows = frame.iloc[:, 1:].to_string(index=False).splitlines()
+        header, *rows = frame.iloc[:, 1:-1].to_string(index=False).splitlines()
         lines = [f"  {header}"]
-        for label, row in zip(frame.iloc[:, 0], rows, strict=True):
+        for label, row, difference in zip(frame.iloc[:, 0], rows, frame.iloc[:, -1], strict=True):
             lines += [label] if label else []
             lines.append(f"  {row}")
+            lines += [f"    {frame.columns[-1]} {difference}"] if difference else []
         return "\n".join(lines)
 
 
@@ -198,8 +199,9 @@ def pair_difference(runs: pd.DataFrame, decimals: int) -> str:
     by_seed = crope_minus_rope(runs)["nats"]
     if by_seed.empty:
         return ""
-    line = estimate(by_seed)
-    return f"{interval_text(line, decimals)}, n\u00a0=\u00a0{line['n']}"
+    line = estimate(by_seed, planned=len(runs["planned"].iloc[0]))
+    text = interval_text(line, decimals)
+    return f"{text}, n\u00a0=\u00a0{line['n']}" if line["complete"] else text
 
 
 def _size(runs: pd.DataFrame) -> str:
@@ -214,7 +216,7 @@ def _size(runs: pd.DataFrame) -> str:
 def _parameters(runs: pd.DataFrame, models: list[str]) -> list[str]:
     """Prints the number of parameters of each model, with the embedding."""
     sizes = runs.groupby("model")["parameters.total"].max().reindex(models)
-    return ["" if pd.isna(size) else f"{size:,.0f}" for size in sizes]
+    return ["–" if pd.isna(size) else f"{size:,.0f}" for size in sizes]
 
 
 def missing_words(source: pd.DataFrame) -> dict[str, str]:

@@ -205,9 +205,9 @@ def describe_error(error: Exception) -> dict[str, Any]:
 
 
 def _result_line(path: Path, described: dict[str, Any], summary: dict[str, Any]) -> str:
-    """Says where the run is, what was special about it, and its result."""
+    """Says in two lines where the run is, what was special about it, and its result."""
     settings = ", ".join([described["scale"], *described["settings"]])
     loss, time = summary["val_full"]["final_nats"], summary["time"]
     step = f"{time['median_step_ms']:.1f} ms per step, " if time["median_step_ms"] else ""
     result = f"full validation {loss:.4f} nats per token, {step}{time['total_s']:.0f} s"
-    return f"{path} ({settings}): {result}"
+    return f"{path} ({settings})\n  {result}"

@@ -33,7 +33,7 @@ from crope.errors import (
 )
 from crope.machine import usable_cores
 from crope.plan.compose import Run, load_run, quoted_override
-from crope.plan.study import STAND_IN, TABLES, study_axes, study_runs
+from crope.plan.study import STAND_IN, TABLES, corpora_of, study_axes, study_runs
 from crope.records.locks import is_locked
 from crope.records.store import is_complete
 from crope.runs.prepare import make_tokens
@@ -94,7 +94,8 @@ def with_data(plan: Plan) -> tuple[Plan, list[str]]:
     while failed := _make_tokens(plan.runs()):
         errors |= failed
         plan = replace(plan, without=list(errors))
-    if any(run.dataset == STAND_IN for run in plan.runs()):
+    tables = [study for study in plan.studies if study in TABLES]
+    if any(corpora_of(study, plan.without) == [STAND_IN] for study in tables):
         log_line(f"no text of the paper's datasets: Tables 1 and 2 are trained on {STAND_IN}")
     # That the tables lack a dataset which nobody can have here is no failure.
     needed = [study_axes(study)["data"] for study in plan.studies if study not in TABLES]

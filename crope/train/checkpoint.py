@@ -81,6 +81,7 @@ def load_checkpoint(folder: Path, state: TrainState) -> tuple[int, float, int]:
                 )
         state.model.load_state_dict(content["model"])
         state.optimizer.load_state_dict(content["optimizer"])
+        log_line(f"{folder.name} continues from step {content['step']}")
         return content["step"], content["seconds"], content["metrics_size"]
     return 0, 0.0, 0
 

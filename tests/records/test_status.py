@@ -10,7 +10,7 @@ from crope.records.status import (
     FAILED,
     MISSING,
     RUNNING,
-    STARTED,
+    STOPPED,
     RunState,
     list_runs,
     render_status,
@@ -62,7 +62,7 @@ def test_a_corrupt_record_is_failed(tmp_path):
 def test_a_run_without_a_record_is_started_or_running(tmp_path):
     """The last line of its metrics is torn."""
     path = start(toy_run(tmp_path), '{"step": 0}\n{"step": 20}\n{"st')
-    assert state_of(path) == RunState(STARTED, 20)
+    assert state_of(path) == RunState(STOPPED, 20)
     with run_lock(path):
         assert state_of(path) == RunState(RUNNING, 20)
 
@@ -76,14 +76,15 @@ def test_a_free_lock_means_nothing(tmp_path):
 
 def test_the_list_has_the_newest_run_first_with_what_differs_and_why_it_failed(trained):
     header, failed, settings, reason, done = list_runs(trained).splitlines()[:5]
-    assert header.split() == ["run", "status", "step", "loss", "minutes"]
-    assert failed.split()[:2] == [toy_run(trained, "train.lr=1e30").run_id, "failed"]
+    assert header.split() == ["run", "scale", "status", "step", "loss", "min"]
+    assert failed.split()[:3] == [toy_run(trained, "train.lr=1e30").run_id, "quick", "failed"]
     assert "train.lr=1e+30" in settings
     assert "not finite" in reason
-    assert done.split()[:3] == [toy_run(trained).run_id, "done", "12"]
+    assert done.split()[:4] == [toy_run(trained).run_id, "quick", "done", "12"]
 
 
-def test_the_list_is_of_names_and_settings_that_have_the_pattern(trained):
+def test_the_list_is_of_lines_and_settings_that_have_the_pattern(trained):
+    assert "done" not in list_runs(trained, "failed")
     assert "failed" in list_runs(trained, "lr=1e+30")
     assert "done" not in list_runs(trained, "lr=1e+30")
     assert list_runs(trained, "halved").endswith("no run matches")
@@ -106,10 +107,11 @@ def of_plan(results, scale, dataset, seed):
 
 def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_path):
     lines = counts(tmp_path, "base", "paper_row", scale=None, seeds=1)
-    assert [line.split(" runs")[0] for line in lines] == [
+    assert [line.split(" runs")[0].split(f" {tmp_path}")[0] for line in lines] == [
         "base, quick: 4",
         "paper_row, paper: 2",
         "together 6",
+        "0 others in",
     ]
     of_plan(tmp_path, "medium", "ptb", 0)
     assert counts(tmp_path, "base", scale=None, seeds=1)[0].startswith("base, medium: 4 runs")
@@ -120,14 +122,18 @@ def test_only_seeds_of_which_a_run_has_begun_are_counted(tmp_path):
     run = of_plan(tmp_path, "quick", "pg19", 1)
     of_plan(tmp_path, "smoke", "ptb", 0)
     assert counts(tmp_path, "table1", "table2", scale="quick", seeds=None) == [
-        "table1, quick: 9 runs: 1 started, 8 missing; 4 more seeds planned",
-        "table2, quick: 12 runs: 1 started, 11 missing; 4 more seeds planned",
-        f"  started {run.run_id}  step 20 of 800",
-        f"together 18 runs; 1 others in {tmp_path / 'runs'}",
+        "table1, quick: 9 runs: 1 stopped, 8 missing; 4 of the planned seeds not begun",
+        "table2, quick: 12 runs: 1 stopped, 11 missing; 4 of the planned seeds not begun",
+        f"  stopped {run.run_id}  step 20 of 800",
+        "together 18 runs, those of two studies counted once",
+        f"1 others in {tmp_path / 'runs'} (python scripts/tools.py list)",
     ]
 
 
 def test_where_tiny_stood_in_its_runs_are_the_plan(tmp_path):
     of_plan(tmp_path, "quick", "tiny", 0)
     (line, *_) = counts(tmp_path, "table1", scale=None, seeds=None)
-    assert line.startswith("table1, quick: 3 runs: 1 started, 2 missing")
+    assert line.startswith("table1, quick: 3 runs: 1 stopped, 2 missing")
+    of_plan(tmp_path, "quick", "ptb", 0)  # there is text: tiny was chosen
+    (line, *_) = counts(tmp_path, "table1", scale=None, seeds=None)
+    assert line.startswith("table1, quick: 9 runs: 1 stopped, 8 missing")

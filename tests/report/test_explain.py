@@ -43,27 +43,27 @@ def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told):
     lines = told("table1/ptb/rope")
     assert lines[:7] == [
         "table1/ptb/rope (yours, scale quick)",
-        "seed full sampled path",
-        "0 4.750000 NaN mine/rope",
+        "seed full sampled run",
+        "0 4.750000 NaN rope",
         "precision: fp32",
         "commit: cccccccccccc",
         "device: a CPU",
-        "full: 4.750000, n = 1",
+        "folder: mine",
     ]
-    assert lines[9] == "table1/ptb/rope (published, scale quick)"
-    assert lines[12] == "1 5.500000 NaN runs/rope-ptb-base-s1"
-    assert lines[16] == "full: 5.250000 ± 0.353553, n = 2"
+    assert lines[10] == "table1/ptb/rope (published, scale quick)"
+    assert lines[13] == "1 5.500000 NaN rope-ptb-base-s1"
+    assert lines[18] == "full: 5.250000 ± 0.353553, n = 2"
 
 
 def test_a_planned_question_whatever_scale_the_users_runs_have(told):
     lines = told("P1", "smoke")
     assert lines[:4] == [
         "P1 (published, scale quick)",
-        "dataset seed CRoPE RoPE difference path",
-        "ptb 10 4.250000 4.000000 0.250000 runs/crope-ptb-base-long-s10",
-        "wikitext2 10 4.500000 4.000000 0.500000 runs/crope-wikitext2-base-long-s10",
+        "dataset seed CRoPE RoPE difference run",
+        "ptb 10 4.250000 4.000000 0.250000 crope-ptb-base-long-s10",
+        "wikitext2 10 4.500000 4.000000 0.500000 crope-wikitext2-base-long-s10",
     ]
-    assert lines[7] == "CRoPE − RoPE; all corpora: 1 of 10 seeds, n = 1"
+    assert lines[8] == "CRoPE − RoPE; all corpora: 1 of 10 seeds, n = 1"
 
 
 def test_a_difference_that_no_file_asks(told):

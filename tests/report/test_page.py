@@ -61,7 +61,7 @@ def test_the_users_runs_are_in_the_tables_and_every_file(built, capsys):
     folder = built(own(rope=[5.0625], crope=[5.1875]))
     text = (folder / "index.html").read_text()
     assert "Tables 1 and 2 show 2 of your runs" in text
-    assert "<td>5.0625</td><td>5.1875</td><td>+0.1250, n\u00a0=\u00a01</td>" in text
+    assert "<td>5.0625</td><td>5.1875</td><td>+0.1250 (1 of 3 seeds)</td>" in text
     assert "<td>5.0625</td><td>5.0700 to 5.0700 (1 runs)</td>" in text
     assert "<p><b>Nearly.</b> It costs.</p>" in text
     assert list(pd.read_csv(folder / "runs.csv")["loss"]) == [5.0625, 5.1875]
@@ -89,7 +89,7 @@ def test_what_counts_for_nothing_is_listed_and_escaped(built, capsys):
 @pytest.mark.parametrize("mine", [NONE, runs(rope=[9.0]).assign(cell_key="another")])
 def test_without_own_runs_of_the_tables_the_published_ones_are(built, mine):
     text = (built(mine) / "index.html").read_text()
-    assert "Tables 1 and 2 show 2 of published runs" in text
+    assert "Tables 1 and 2 show 2 published runs" in text
     assert "<td>5.0700</td><td>5.1325</td>" in text
 
 
@@ -100,13 +100,15 @@ def test_a_sentence_whose_answer_has_changed_costs_no_report(built, monkeypatch,
 
 
 def test_a_smoke_test_on_tiny_has_rows_of_its_own_in_a_report_of_its_own(built):
-    folder = built(own(rope=[5.0625], dataset="tiny"), NONE, scale="smoke")
+    folder = built(own(rope=[5.0625], crope=[5.0], dataset="tiny"), NONE, scale="smoke")
     assert "scale: smoke" in (folder / "index.html").read_text()
     full = pd.read_csv(folder / "table1.csv").query("protocol == 'full'")
-    assert full[["dataset", "status"]].to_numpy().tolist() == [
-        ["tiny", "complete"],
-        ["tiny", "missing"],
-    ]
+    assert full[["dataset", "status"]].to_numpy().tolist() == [["tiny", "complete"]] * 2
+
+
+def test_a_run_of_another_study_on_tiny_does_not_stand_in(built):
+    folder = built(own(rope=[5.0625], dataset="tiny"))
+    assert set(pd.read_csv(folder / "table1.csv")["dataset"]) == {"ptb"}
 
 
 def test_rows_of_the_papers_own_size_have_the_seeds_of_both_models():
@@ -134,9 +136,9 @@ def test_the_picture_of_all_models_has_those_beside_rope_over_all_corpora(monkey
     every = pd.DataFrame({"name": list(load_contrasts())}).assign(dataset="", mean=0.5)
     lines = pd.concat([every, every.assign(dataset="ptb"), every.assign(mean=None)])
     empty = losses(rope=[])
-    nothing = page.Results(empty, lines)
+    nothing = page.Results(empty, empty, lines)
     none = Runs("quick", empty, empty, [])
-    page.draw(page.Report(none, nothing, nothing, empty, "", [], [], []))
+    page.draw(page.Report(none, nothing, nothing, empty, "", [], [], empty, []))
     shown = drawn.call_args.args[0][["name", "model"]].to_numpy().tolist()
     assert sorted(shown) == sorted(map(list, BESIDE_ROPE.items()))
 

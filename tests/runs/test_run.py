@@ -207,8 +207,8 @@ def test_a_short_split_leaves_no_folder(tmp_path):
 
 def test_a_part_that_no_registry_has_leaves_no_folder(tmp_path, own_conf):
     """Misspelt in the model's own file, which the command line is checked against."""
-    (own_conf / "model/mine.yaml").write_text("position: rotary\nprojection: rael\n")
-    run = toy_run(tmp_path, "model=mine")
+    (own_conf / "model/misspelt.yaml").write_text("position: rotary\nprojection: rael\n")
+    run = toy_run(tmp_path, "model=misspelt")
     with raises_one_line(ConfigError, r"model\.projection=rael.*real"):
         execute(run)
     assert not run.path.exists()
