@@ -251,8 +251,8 @@ def planned_lines(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def line_text(contrast: Contrast, line: Mapping[Any, Any]) -> str:
-    """Prints a line of `answers`: what is subtracted, where, the difference and n."""
-    return f"{contrast.label}; {place(line)}: {interval_text(line)}, n = {line['n']}"
+    """Prints a line of `answers` as two: what is subtracted and where, the difference and n."""
+    return f"{contrast.label}; {place(line)}\n  {interval_text(line)}, n = {line['n']}"
 
 
 def place(line: Mapping[Any, Any]) -> str:

@@ -163,7 +163,7 @@ def test_the_users_own_study_has_differences_at_its_scale(scale, built, monkeypa
     mine = own(xpos=[5.1, 5.3], nope=[5.0, 5.0], rope=[5.0])
     folder = built(mine, scale=scale, studies=["baselines"])
     printed = capsys.readouterr().out
-    assert "XPOS − NoPE; Penn Treebank: +0.2000 (2 of 8 seeds), n = 2" in printed
+    assert "XPOS − NoPE; Penn Treebank\n  +0.2000 (2 of 8 seeds), n = 2" in printed
     assert "5.2000 ± 0.1414" in printed
     assert "Final validation loss" not in printed
     text = (folder / "index.html").read_text()
