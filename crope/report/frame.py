@@ -24,7 +24,7 @@ OWN = "yours"  # the record set of the user's own runs
 DIVERGED = "NonFiniteLoss"  # the error of a run whose loss became infinite: a result of its rate
 PUBLISHED_SCALE = "quick"  # of published runs, where the file of their study names none
 LENGTHS = 4  # the length at which `beyond_nats` measures, over the training length
-DATASET_LABELS = paper.DATASET_LABELS | {STAND_IN: "tiny (a grammar's sentences)"}
+DATASET_LABELS = paper.DATASET_LABELS | {STAND_IN: "tiny (a grammar)"}
 # Present also where no run has them, so that a selection from an empty frame is empty.
 COLUMNS = [
     "run_id",

@@ -85,13 +85,13 @@ def test_runs_of_the_papers_own_size_stand_below():
 
 def test_a_corpus_that_the_paper_does_not_have_has_no_line_of_the_paper():
     table = table1(of_table1(dataset="tiny", rope=[5.0]), dataset="tiny")
-    assert lines(table)[0][:2] == ["tiny (a grammar's sentences)", "full"]
+    assert lines(table)[0][:2] == ["tiny (a grammar)", "full"]
 
 
 def test_where_all_runs_are_of_tiny_its_lines_are_the_only_ones():
     both = cell_frame(cells(study="table1") + cells(study="table1", dataset="tiny"))
     other, tiny = of_table1(rope=[5.0]), of_table1(rope=[5.0], dataset="tiny")
-    for shown, first in ((other, "Penn Treebank"), (tiny, "tiny (a grammar's sentences)")):
+    for shown, first in ((other, "Penn Treebank"), (tiny, "tiny (a grammar)")):
         table = loss_table("table1", both, shown, NO_RUNS, {})
         assert lines(table)[0][0] == first
     mixed = loss_table("table1", both, together(other, tiny), NO_RUNS, {})
