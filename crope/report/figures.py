@@ -77,7 +77,10 @@ def _draw_losses(axis: Axes, curves: pd.DataFrame, panel: str) -> None:
     if not late:
         return
     lowest = min(losses["min"].min() for losses in late)
-    highest = max(losses["mean"].max() for losses in late)
+    _frame(axis, lowest, max(losses["mean"].max() for losses in late))
+
+
+def _frame(axis: Axes, lowest: float, highest: float) -> None:
     room = 0.06 * (highest - lowest) or 0.1
     axis.set_ylim(lowest - room, highest + room)
 
@@ -106,6 +109,10 @@ def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
         axis.plot(of_run[FULL].dropna(), color=colour, marker="o", linestyle="", label=label)
     for dataset, axis in axes.items():
         axis.set(title=dataset_label(dataset), xlabel="step")
+        losses = curves.loc[curves["dataset"] == dataset, ["step", CURVES["validation"]]].dropna()
+        late = losses[losses["step"] >= EARLY * losses["step"].max()][CURVES["validation"]]
+        if len(late):
+            _frame(axis, late.min(), late.max())
     axes[datasets[0]].set_ylabel(f"validation loss ({NATS})")
     figure.legend(loc="outside right upper", fontsize="x-small")
     return figure

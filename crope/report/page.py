@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import jinja2
@@ -302,7 +303,7 @@ def print_report(report: Report, page: Path, studies: Collection[str] | None) ->
         # Published losses stand on the page; here they would look like the user's.
         own = report.whose == "your runs" or report.runs.own.empty
         if own and table.name in (studies or TABLES):
-            print(f"\n{table.caption}\n{table.text()}")
-    print("", *report.verdict, f"open {page}", sep="\n")
+            print(f"\n{fill(table.caption)}\n{table.text()}")
+    print("", *map(fill, report.verdict), f"open {page}", sep="\n")
     for error in report.runs.invalid:
         print(f"invalid: {error}", file=sys.stderr)
