@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cli import Parser, existing_folder, main_errors, positive
+from cli import Parser, existing_folder, main_errors, not_negative, positive
 
 from crope.errors import StorageError, UserError
 
@@ -217,7 +217,12 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
         *("run", "--results-dir"),
         arg("--prompt", default="\n", help="default: a line feed"),
         arg("--tokens", type=positive, default=100, help="to draw (default: 100)"),
-        arg("--temperature", type=float, default=1.0, help="0: the most likely token (default: 1)"),
+        arg(
+            "--temperature",
+            type=not_negative,
+            default=1.0,
+            help="0: the most likely token (default: 1)",
+        ),
         arg("--top-k", type=int, default=0, help="only from the k most likely; 0: all"),
         arg("--seed", type=int, default=0, help="of the sampling (default: 0)"),
     ],

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crope import paper
 from crope.errors import InvalidRecord, one_line
 from crope.files import read_json
 from crope.plan.compose import Run
-from crope.plan.study import SCALES, STAND_IN, planned_scale, study_runs
+from crope.plan.study import SCALES, STAND_IN, planned_scale, study_axes, study_runs
 from crope.records.locks import is_locked
 from crope.records.store import UNREADABLE, last_values, read_record
 
@@ -62,7 +61,7 @@ def state_of(path: Path) -> RunState:
 
 
 def list_runs(results_dir: Path, pattern: str = "") -> str:
-    """Lists the runs whose line or settings contain `pattern`, newest first."""
+    """Lists the runs that `pattern` selects (`render_runs`), newest first."""
     files = list((results_dir / "runs").glob("*/run.json"))
     files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     text = render_runs((file.parent for file in files), pattern)
@@ -71,7 +70,7 @@ def list_runs(results_dir: Path, pattern: str = "") -> str:
 
 def render_runs(paths: Iterable[Path], pattern: str = "") -> str:
     """Prints a line per run, below it what differs from its group files and why it failed; only those
-    that contain `pattern`. Empty without a run.
+    whose name, scale, status or text below contains `pattern`. Empty without a run.
     """
     runs = []
     for path in paths:
@@ -82,11 +81,10 @@ def render_runs(paths: Iterable[Path], pattern: str = "") -> str:
         loss = "" if state.loss is None else f"{state.loss:.4f}"
         minutes = "" if state.minutes is None else f"{state.minutes:.1f}"
         line = f"{path.name:<41} {described['scale']:<6} {state.status:<7}"
-        notes = (", ".join(described["settings"]), state.reason)
-        text = [f"{line} {state.step:>6} {loss:>7} {minutes:>6}"]
-        text += [f"  {note}" for note in notes if note]
-        runs.append("\n".join(text))
-    runs = [run for run in runs if pattern in run]
+        notes = [f"\n  {note}" for note in (", ".join(described["settings"]), state.reason) if note]
+        if pattern in "".join([line, *notes]):
+            line += f" {state.step:>6} {loss:>7} {minutes:>6}"
+            runs.append("".join([line, *notes]))
     head = f"{'run':<41} {'scale':<6} {'status':<7} {'step':>6} {'loss':>7} {'min':>6}"
     return "\n".join([head, *runs]) if runs else ""
 
@@ -94,7 +92,7 @@ def render_runs(paths: Iterable[Path], pattern: str = "") -> str:
 def render_status(
     studies: Sequence[str], *, scale: str | None, seeds: int | None, results_dir: Path
 ) -> str:
-    """Counts the runs of each study's plan; a line for each that is running, started or failed.
+    """Counts the runs of each study's plan; a line for each that is running, stopped or failed.
 
     scale    None: that of the study's file, else the first of SCALES that has a run, else quick
     seeds    of each study, as in `study.first_seeds`; None: those of which a run has begun
@@ -105,13 +103,14 @@ def render_status(
             present.append(read_json(file))
     at = next((name for name in SCALES if name in {run["scale"] for run in present}), "quick")
     datasets = {run["dataset"] for run in present}
-    stands_in = STAND_IN in datasets and datasets.isdisjoint(paper.DATASET_LABELS)
-    without = paper.DATASET_LABELS if stands_in else ()
     lines: list[str] = []
     planned: dict[str, Run] = {}
     states: dict[str, RunState] = {}  # of a run that two studies share once
     for study in studies:
         its_scale = scale or planned_scale([study]) or at
+        corpora = study_axes(study)["data"]
+        stands_in = STAND_IN in datasets and datasets.isdisjoint(corpora)
+        without = corpora if stands_in else ()
         of_study = study_runs([study], scale=its_scale, seeds=seeds, without=without)
         runs = {run.run_id: run for run in of_study}
         for run_id in runs.keys() - states.keys():

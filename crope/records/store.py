@@ -217,7 +217,8 @@ def _run_line(record: Record) -> str:
 
 def finished_runs(folder: Path) -> list[Path]:
     """Finds the run directories directly below a folder that have a summary.json, by name."""
-    return sorted(file.parent for file in folder.glob("*/summary.json"))
+    # `glob` would leave out a folder that cannot be read.
+    return [path for path in sorted(folder.glob("*/")) if (path / "summary.json").exists()]
 
 
 def last_values(path: Path) -> dict[str, Any]:
@@ -249,6 +250,7 @@ def find_record(name: str, *, results_dir: Path) -> Record:
     if not (path / "run.json").exists():
         paths = sorted((results_dir / "runs").glob("*/"))
         matches = [path for path in paths if path.name.startswith(name)]
+        matches = [path for path in matches if path.name == name] or matches
         if len(matches) != 1:
             found = "".join(f"\n  {path.name}" for path in matches)
             raise UserError(

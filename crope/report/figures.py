@@ -109,8 +109,9 @@ def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
         axis.plot(of_run[FULL].dropna(), color=colour, marker="o", linestyle="", label=label)
     for dataset, axis in axes.items():
         axis.set(title=dataset_label(dataset), xlabel="step")
-        losses = curves.loc[curves["dataset"] == dataset, ["step", CURVES["validation"]]].dropna()
-        late = losses[losses["step"] >= EARLY * losses["step"].max()][CURVES["validation"]]
+        losses = curves[curves["dataset"] == dataset].dropna(subset=CURVES["validation"])
+        last = losses.groupby("run_id")["step"].transform("max")
+        late = losses.loc[losses["step"] >= EARLY * last, CURVES["validation"]]
         if len(late):
             _frame(axis, late.min(), late.max())
     axes[datasets[0]].set_ylabel(f"validation loss ({NATS})")

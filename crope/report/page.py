@@ -110,14 +110,15 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     cells = shown_cells(runs)
     planned = cell_frame(cells)
     source, whose = runs.published, "published runs"
-    tables_asked = not studies or not set(TABLES).isdisjoint(studies)
-    if tables_asked and runs.own["cell_key"].isin(planned["cell_key"]).any():
+    if runs.own["cell_key"].isin(planned["cell_key"]).any():
         source, whose = runs.own, "your runs"
     shown = by_study(source, cells)
     large = paper_size(published.joined) if runs.scale != "paper" else shown[:0]
     missing = tables.missing_words(source)
     losses = [tables.loss_table(name, planned, shown, large, missing) for name in TABLES]
-    asked = [name for name in own.joined["study"].unique() if name in (studies or begun(own))]
+    asked = [
+        name for name in own.joined["study"].unique() if name in (studies or with_whole_seed(own))
+    ]
     of_studies = [tables.study_table(name, own.joined) for name in asked if name not in TABLES]
     contrasts = load_contrasts()
     of_asked = [not set(asked).isdisjoint(contrasts[name].studies) for name in own.answered["name"]]
@@ -137,7 +138,7 @@ def shown_cells(runs: Runs) -> list[Cell]:
     return cells if own == set(stand_in.values()) else others
 
 
-def begun(own: Results) -> set[str]:
+def with_whole_seed(own: Results) -> set[str]:
     """Names Tables 1 and 2 and the studies of which every run of some seed is there: others share single
     runs with these.
     """
@@ -162,7 +163,7 @@ def build_report(
     studies: Collection[str] | None = None,
 ) -> list[InvalidRecord]:
     """Reads the runs of `load_runs`, writes the page and the CSV files, and prints the results of
-    `studies` (None: of all that have runs) and the page's path.
+    `studies` (None: of those of `with_whole_seed`) and the page's path.
 
     `out_dir` defaults to results_dir/report, of the smoke scale report-smoke. Returns the invalid
     records, which enter no number. Raises UserError if runs of one row are not comparable.
@@ -289,8 +290,8 @@ def render_template(template: Path, context: Mapping[str, Any], *, autoescape: b
 
 
 def print_report(report: Report, page: Path, studies: Collection[str] | None) -> None:
-    """Prints the losses and differences of the user's studies, those of Tables 1 and 2 that are
-    asked for with how they agree with the published runs, and where the page is.
+    """Prints the losses and differences of the user's studies, Tables 1 and 2 of the user's runs if
+    they are asked for, how these agree with the published ones, and where the page is.
     """
     contrasts = load_contrasts()
     for table in report.studies:

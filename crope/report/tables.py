@@ -234,10 +234,7 @@ def difference_table(lines: pd.DataFrame, caption: str) -> Table:
         asked = f"{line['name']}. {contrast.question}"
         first = asked if contrast.date else ", ".join(contrast.studies)
         difference = contrast.label + (", mean over settings" if contrast.averaged else "")
-        nats = interval_text(line)
-        if MINUS not in difference:  # a loss, which needs no sign
-            nats = nats.replace("+", "")
-        printed.append([first, difference, place(line), nats, line["n"]])
+        printed.append([first, difference, place(line), nats_text(contrast, line), line["n"]])
     columns = ["Question or study", "Difference", "Where", "Nats per token (95 %)", "n"]
     return Table("differences", caption, pd.DataFrame(printed, columns=columns))
 
@@ -252,7 +249,13 @@ def planned_lines(lines: pd.DataFrame) -> pd.DataFrame:
 
 def line_text(contrast: Contrast, line: Mapping[Any, Any]) -> str:
     """Prints a line of `answers` as two: what is subtracted and where, the difference and n."""
-    return f"{contrast.label}; {place(line)}\n  {interval_text(line)}, n = {line['n']}"
+    return f"{contrast.label}; {place(line)}\n  {nats_text(contrast, line)}, n = {line['n']}"
+
+
+def nats_text(contrast: Contrast, line: Mapping[Any, Any]) -> str:
+    """Prints the interval of a line of `answers`; a loss, which is no difference, without sign."""
+    text = interval_text(line)
+    return text if MINUS in contrast.label else text.replace("+", "")
 
 
 def place(line: Mapping[Any, Any]) -> str:

@@ -54,7 +54,8 @@ class Outcome:
 
 
 def execute(run: Run) -> Outcome:
-    """Trains `run` and writes its record, unless it is complete or another process trains it.
+    """Trains `run` and writes its record, unless it is complete or another process trains it; both are
+    found under the run's lock, which needs a folder that can be written.
 
     A failure during training is recorded and returned, not raised. Raises UserError if the
     configuration, the data or the folder does not allow the run (a complete one: if it was made on
