@@ -1,8 +1,8 @@
-"""Smaller commands, one sub-command each: `python scripts/tools.py SUBCOMMAND --help`.
+"""Smaller commands, one sub-command each: `tools.py SUBCOMMAND --help`.
 
 before    prepare, list, status
 results   explain, publish, readme, theory, verify
-a run     extrapolate, export, generate (RUN is a folder, a run id or a unique start of one)
+a run     extrapolate, export, generate (RUN: a folder, an id or its start)
 code      golden
 """
 
@@ -96,7 +96,7 @@ def verify(options: Options) -> int:
     problems = verify_records(folders)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
-    print(f"{len(problems)} problems in {', '.join(map(str, folders))}")
+    print(f"{len(problems)} problems in {len(folders)} folders")
     return int(bool(problems))
 
 

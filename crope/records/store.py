@@ -254,8 +254,7 @@ def find_record(name: str, *, results_dir: Path) -> Record:
         if len(matches) != 1:
             found = "".join(f"\n  {path.name}" for path in matches)
             raise UserError(
-                f"run '{name}': {len(matches)} runs match; give one folder or id, which"
-                f" `python scripts/tools.py list` shows{found}"
+                f"run '{name}': {len(matches)} runs match; give one of `tools.py list`{found}"
             )
         (path,) = matches
     if not (path / "summary.json").exists():

@@ -305,6 +305,8 @@ def print_report(report: Report, page: Path, studies: Collection[str] | None) ->
         own = report.whose == "your runs" or report.runs.own.empty
         if own and table.name in (studies or TABLES):
             print(f"\n{fill(table.caption)}\n{table.text()}")
+    if report.whose != "your runs" and len(report.runs.own) and not report.studies:
+        print("\nyour runs make no whole study yet: python scripts/tools.py list")
     print("", *map(fill, report.verdict), f"open {page}", sep="\n")
     for error in report.runs.invalid:
         print(f"invalid: {error}", file=sys.stderr)

@@ -28,5 +28,5 @@ def make_tokens(
             counts = ", ".join(
                 f"{split} {tokens.meta['splits'][split]['tokens']:,} tokens" for split in SPLITS
             )
-            print(f"{corpus}: {counts}; data/tokens/{tokens.folder.name}", flush=True)
+            print(f"{corpus}: {counts}\n  data/tokens/{tokens.folder.name}", flush=True)
     return failed

@@ -30,7 +30,7 @@ def prepared(*corpora):
 def test_the_tokens_of_each_corpus_are_printed(capsys):
     assert prepared("toy") == {}
     printed = capsys.readouterr().out
-    assert printed.startswith("toy: train 900 tokens, validation 300 tokens; data/tokens/")
+    assert printed.startswith("toy: train 900 tokens, validation 300 tokens\n  data/tokens/")
 
 
 def test_a_corpus_that_fails_costs_no_other(capsys):
