@@ -139,13 +139,15 @@ def shown_cells(runs: Runs) -> list[Cell]:
 
 
 def with_whole_seed(own: Results) -> set[str]:
-    """Names Tables 1 and 2 and the studies of which every run of some seed is there: others share single
-    runs with these.
+    """Names Tables 1 and 2 and the studies of which every run of some seed is there, unless all their
+    runs are of the tables: others share single runs with these.
     """
     cells = Counter(own.cells["study"])
     sizes = own.joined.groupby(["study", "seed"], as_index=False).size()
-    whole = sizes[sizes["size"] == sizes["study"].map(cells)]
-    return {*TABLES, *whole["study"]}
+    whole = sizes[sizes["size"] == sizes["study"].map(cells)]["study"]
+    runs = own.joined.groupby("study")["run_id"].agg(set)
+    of_tables = set().union(*(runs.get(name, set()) for name in TABLES))
+    return {*TABLES, *(name for name in whole if not runs[name] <= of_tables)}
 
 
 def paper_size(published: pd.DataFrame) -> pd.DataFrame:
