@@ -46,14 +46,6 @@ def positive(text: str) -> int:
     return number
 
 
-def not_negative(text: str) -> float:
-    """Returns a number of the command line, at least 0."""
-    number = float(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is below 0")
-    return number
-
-
 def existing_folder(text: str) -> Path:
     path = Path(text)
     if not path.is_dir():

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cli import Parser, existing_folder, main_errors, not_negative, positive
+from cli import Parser, existing_folder, main_errors, positive
 
 from crope.errors import StorageError, UserError
 
@@ -219,7 +219,7 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
         arg("--tokens", type=positive, default=100, help="to draw (default: 100)"),
         arg(
             "--temperature",
-            type=not_negative,
+            type=float,
             default=1.0,
             help="0: the most likely token (default: 1)",
         ),
