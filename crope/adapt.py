@@ -1,4 +1,4 @@
-"""CRoPE in a model of your own, as docs/own-model.md describes it: the names that users import."""
+"""The names that users import for CRoPE in their own models (docs/own-model.md)."""
 
 from crope.interop.adapt import PAIRINGS, Replaced, complexify, merge
 from crope.interop.commute import Checked, check

@@ -25,7 +25,7 @@ CHUNK = 64  # tokens per chunk of linear attention
 
 
 def option(default: Any, **rule: Any) -> Any:
-    """Makes a schema field of its default and the values it allows: least, above, below, one_of."""
+    """Makes a schema field from its default and its allowed values: least, above, below, one_of."""
     return field(default=default, metadata=rule)
 
 
@@ -58,11 +58,11 @@ class ModelConfig:
 
     @property
     def attention_width(self) -> int:
-        """Gives E, the width of Q, of K and of V over all heads: d_model except for `halved` and
+        """Gives E, the width of each of Q, K and V over all heads: d_model except for `halved` and
         `complex_wide`.
 
         In `complex_wide` E is 1.6 d_model, rounded to a multiple of 2 n_heads. Complex Q, K and V
-        and a full output projection, 2.5 E D weights, are then as large as RoPE's attention, 4 D^2.
+        and a full output projection (2.5 E D weights) then equal RoPE's attention (4 D^2) in size.
         Rounding moves E by at most n_heads, so the block differs from RoPE's (12 D^2) by at most
         2.5 n_heads / (12 D): 0.65 % at D = 128 and 4 heads.
         """
@@ -96,8 +96,8 @@ class ModelConfig:
 
 @dataclass
 class HubConfig:
-    """Where a corpus is fetched from: a dataset of the Hugging Face hub at a fixed revision. `train`
-    and `validation` are file patterns within it.
+    """The source of a corpus: a Hugging Face hub dataset at a fixed revision. `train` and
+    `validation` are its file patterns.
     """
 
     path: str = MISSING  # repository (owner/name)
@@ -121,11 +121,11 @@ class DataConfig:
 
 @dataclass
 class AblationConfig:
-    """A row of Table 2 in the paper's own numbers, to be set in conf/ablation.
+    """A row of Table 2 in the paper's numbers, set in conf/ablation.
 
-    `model`, `train` and `eval` hold what is run. Each of their keys follows from the row and the
-    scale unless it is set itself; then it wins, and the row's number means nothing. On the command
-    line set `model.d_model`, `train.batch_size` and so on.
+    `model`, `train` and `eval` hold what is run. Unset keys follow from the row and the scale; a
+    set key replaces the row's number. On the command line set `model.d_model`, `train.batch_size`
+    and so on.
     """
 
     batch_size: int = option(16, least=1)  # B
@@ -150,7 +150,7 @@ class TokenizerConfig:
 class TrainConfig:
     """AdamW and StepLR (Sec. 5.3); betas, eps, weight decay: torch's defaults, written out.
 
-    By default no warm-up and no clipping.
+    By default no warm-up or clipping.
     """
 
     batch_size: int = option(MISSING, least=1)  # B, sequences a step
@@ -179,8 +179,8 @@ class TrainConfig:
         cosine    lr (1 + cos(pi step / max_steps)) / 2, from lr to 0 after the last update; that is
                   lr cos(pi step / (2 max_steps))^2
 
-        Both are multiplied by the linear warm-up, min(1, (step + 1) / warmup_steps). The loop sets
-        the rate and `verify` checks every record by it; a new schedule is written here.
+        Both are multiplied by the linear warm-up, min(1, (step + 1) / warmup_steps). The loop and
+        `verify` both use this function; write a new schedule here.
         """
         rise = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
         if self.schedule == "cosine":
@@ -202,7 +202,7 @@ class EvalConfig:
 
 @dataclass
 class RuntimeConfig:
-    """How a run is executed. Never anything that changes a number beyond rounding."""
+    """How a run is executed. Nothing here changes a number beyond rounding."""
 
     device: str = option("auto", one_of=("auto", "cpu", "cuda"))  # auto: cuda where there is one
     # Whether to use torch.compile; `auto`: where it pays.
@@ -275,7 +275,7 @@ def keys(node: Any = Config, prefix: str = "") -> dict[str, dataclasses.Field[An
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields (key, what is wrong and what is allowed) for every value that the types let through.
+    """Yields (key, what is wrong and what is allowed) for every wrong value of the right type.
 
     A later problem may follow from an earlier one, so callers stop at the first.
     """
@@ -289,8 +289,8 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def value_problems(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (key, what is allowed) for every value of the configuration, or of a section of it,
-    that the option of its field does not allow.
+    """Yields (key, what is allowed) for every value of a configuration or section that the option
+    of its field forbids.
     """
     for name, item in keys(section).items():
         key, value, rule = prefix + name, attrgetter(name)(section), item.metadata
@@ -308,7 +308,7 @@ def value_problems(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
     """Yields (key, what is wrong and what to do) for sizes and combinations that no model has; at
-    most one per key. To be asked after `value_problems`.
+    most one per key. Call it after `value_problems`.
     """
     if model.d_model % model.n_heads:
         yield "model.d_model", f"is not divisible by model.n_heads={model.n_heads}"

@@ -1,6 +1,6 @@
-"""Errors caused by user input or the environment, printed as one line without a traceback.
+"""Errors of user input or the environment, which `scripts/cli.py` prints as one line.
 
-Each message says what is wrong, where, and what to do. The scripts print them (`scripts/cli.py`).
+Each message says what is wrong, where, and what to do.
 """
 
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Scripts print it as `error: <message>` on stderr and exit with status 1."""
+    """An error that scripts print as `error: <message>` on stderr; they exit with status 1."""
 
 
 class ConfigError(UserError, ValueError):
@@ -39,11 +39,11 @@ class InvalidRecord(DataError):
 
 
 class StorageError(UserError):
-    """A full, read-only or failing disk, or missing permission: later writes would fail as well."""
+    """A full, read-only or failing disk, or missing permission: later writes would fail too."""
 
 
 def storage_error(error: OSError) -> StorageError:
-    """Returns what to say of a file of the results that cannot be read or written."""
+    """Makes the error for a results file that cannot be read or written."""
     return StorageError(f"{error}; free space, fix permissions or set another results_dir")
 
 

@@ -24,9 +24,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Reads the rows of a metrics.jsonl; an incomplete last line (the writer was killed inside it)
-    is left out.
-    """
+    """Reads the rows of a metrics.jsonl, without an incomplete last line (of a killed writer)."""
     return parse_metrics(path.read_bytes())
 
 
@@ -36,9 +34,7 @@ def parse_metrics(data: bytes) -> list[dict[str, Any]]:
 
 
 class MetricsWriter:
-    """Appends to metrics.jsonl after its first `keep` bytes; a resumed run rewrites the lines after
-    them.
-    """
+    """Writer of metrics.jsonl after its first `keep` bytes; a resumed run rewrites later lines."""
 
     def __init__(self, path: Path, *, keep: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +62,7 @@ class MetricsWriter:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes atomically: a reader sees the old file or the whole new one, even after a power cut.
+    """Writes atomically: a reader sees the old or the whole new file, even after a power cut.
 
     An OSError names `path`.
     """
@@ -96,9 +92,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Deletes what killed writers left behind; call it only while no other process writes into the
-    folder.
-    """
+    """Deletes what killed writers left; call it only while no other process writes there."""
     for path in folder.glob(f".*{TEMPORARY}"):
         path.unlink(missing_ok=True)
 

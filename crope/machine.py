@@ -36,7 +36,7 @@ def auto_precision(device: str) -> str:
 
 
 def cpu_info(key: str) -> str:
-    """Returns the first value of a key of /proc/cpuinfo; empty if there is none."""
+    """Returns a key's first value in /proc/cpuinfo; empty if there is none."""
     if not CPU_INFO.exists():
         return ""
     for line in CPU_INFO.read_text(encoding="utf-8").splitlines():
@@ -47,7 +47,7 @@ def cpu_info(key: str) -> str:
 
 
 def usable_cores() -> int:
-    """Counts the CPU cores that this process may use: its affinity, and a container's quota."""
+    """Counts the CPU cores this process may use, by its affinity and a container's quota."""
     affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
     if CPU_QUOTA.exists():

@@ -1,9 +1,8 @@
-"""What the paper states and prints, as facts with their section. Nothing here is measured by this
-repository.
+"""What the paper states and prints, with its sections; nothing is measured by this repository.
 
 Names on the left are this repository's (config keys, ablation files); labels on the right are the
-paper's wording. XPOS is the paper's name for GPT-2 with absolute positions (Sec. 5.1), not the
-later rotary method called xPos.
+paper's. XPOS is its name for GPT-2 with absolute positions (Sec. 5.1), not the later rotary method
+xPos.
 """
 
 from dataclasses import dataclass
@@ -55,8 +54,8 @@ TABLE2 = {  # Sec. 6.2, all on PG-19
 
 
 def printed_loss(table: str, row: str, dataset: str, model: str) -> PrintedLoss | None:
-    """Returns what the paper prints for one cell; None where it has no such cell (other corpora,
-    other models).
+    """Returns what the paper prints for one cell; None where it prints none (other corpora or
+    models).
     """
     if table == "table1" and row == "base":
         return TABLE1.get(dataset, {}).get(model)
@@ -66,5 +65,5 @@ def printed_loss(table: str, row: str, dataset: str, model: str) -> PrintedLoss 
 
 
 def row_label(row: str) -> str:
-    """Returns Table 2's label of an ablation, or the ablation's own name where the paper has none."""
+    """Returns Table 2's label of an ablation, or its own name where the paper has none."""
     return ROW_LABELS.get(row, row)

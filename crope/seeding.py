@@ -1,8 +1,8 @@
 """Independent random streams, each a pure function of (seed, purpose, index).
 
-The values of numpy's Philox do not depend on the machine, as torch's CPU normals do. With a stream
-per purpose and step a model with fewer parameters reads the same data, and a resumed run draws what
-the uninterrupted one drew.
+The values of numpy's Philox do not depend on the machine; torch's CPU normals do. With a stream per
+purpose and step, models of all sizes read the same data, and a resumed run draws what an
+uninterrupted one would.
 """
 
 import hashlib
@@ -11,8 +11,8 @@ import numpy as np
 
 
 def stream(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
-    """Makes the generator for one purpose ("init/blocks.0.ffn.weight", "batches/train") at one index
-    (a step).
+    """Makes the generator for one purpose ("init/blocks.0.ffn.weight", "batches/train") at one
+    index (a step).
     """
     # 128 bits: the same for everyone, whatever Python's hash seed.
     key = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:16]
@@ -21,5 +21,5 @@ def stream(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
 
 
 def torch_seed(seed: int, purpose: str, index: int = 0) -> int:
-    """Draws a 63-bit seed for torch's own generators (dropout) from the same kind of stream."""
+    """Draws a 63-bit seed for torch's own generators (dropout) from such a stream."""
     return int(stream(seed, purpose, index).integers(2**63))

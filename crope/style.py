@@ -1,5 +1,5 @@
-"""The look of all figures: the main models have one colour, marker and line style everywhere; and
-bytes that depend on the figure only.
+"""The look of all figures: each main model has one colour, marker and line style; bytes depend on
+the figure only.
 """
 
 import io
@@ -33,9 +33,7 @@ STYLE = Path(__file__).with_name("style.mplstyle")
 
 
 def new_figure(width: float, height: float, **style: Any) -> Figure:
-    """Makes an empty figure, in inches, in this style (and `style`), whatever the user's own
-    matplotlibrc says.
-    """
+    """Makes an empty figure (inches) in this style and `style`; ignores the user's matplotlibrc."""
     # "default" first: STYLE does not set everything that a matplotlibrc can.
     matplotlib.style.use(["default", STYLE, style])
     return Figure(figsize=(width, height), layout="constrained")

@@ -1,3 +1,3 @@
-"""Data: tokens.py makes token arrays of the texts that corpora.py reads and checks; missing ones are
-downloaded by fetch.py, whose files rows.py reads. Of token arrays: batches.py, ngrams.py.
+"""Data: corpora.py reads and checks texts, fetch.py downloads missing ones, rows.py reads the
+downloaded files; tokens.py makes token arrays, which batches.py and ngrams.py use.
 """

@@ -22,7 +22,7 @@ def sample_batch(
     tokens: TokenArray, *, config: Config, step: int, purpose: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cuts windows at uniform random offsets: inputs_BT and targets_BT (shifted by one token),
-    int64; the same for all models at the same seed and step.
+    int64.
 
     `purpose` ("train", "validation/0", ...) names an independent stream of offsets.
     """
@@ -36,8 +36,7 @@ def sample_batch(
 def full_pass(
     tokens: TokenArray, *, seq_len: int, batch_size: int, max_tokens: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields each target of the split once, in order, in windows without overlap; a shorter last
-    window takes the rest.
+    """Yields each target once, in order, in windows without overlap; the last may be shorter.
 
     max_tokens > 0 keeps an evenly spaced subset of whole windows with at most max_tokens targets
     (at least one window).
@@ -55,9 +54,7 @@ def full_pass(
 
 
 def resident(tokens: np.ndarray, device: torch.device) -> Any:
-    """Returns the split as batches are cut from it: in GPU memory (4 bytes per token), otherwise
-    mapped from disk.
-    """
+    """Returns the split: for a GPU in its memory (4 bytes per token), else mapped from disk."""
     return torch.from_numpy(tokens.astype(np.int32)).to(device) if device.type == "cuda" else tokens
 
 

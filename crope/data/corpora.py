@@ -1,10 +1,10 @@
-"""Corpora: the files of each split, their canonical form and their checksums.
+"""Corpora: the files of each split, their canonical form and checksums.
 
 A corpus has two splits, train and validation; test splits are never read. A file `<corpus>/...` is
-looked for in `data_dir`, then in RAW_DIR, where fetched files are kept. Files with a line in
-data/checksums.txt are pinned: other content is refused. The other corpora are the user's own,
+read from `data_dir`, else from RAW_DIR, where fetched files are kept. Files with a line in
+data/checksums.txt are pinned: other content is refused. Other corpora are the user's own,
 `<name>/train.txt` and `<name>/valid.txt`, or fetched as the section `hub` of conf/data/<name>.yaml
-says, into a folder whose name has a hash of that section.
+says, into a folder named with a hash of that section.
 """
 
 import re
@@ -32,7 +32,7 @@ WORD_LEVEL = ("ptb", "wikitext2")
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus, as `find_corpus` finds it. Its texts are read once, and fetched if missing.
+    """A corpus; its texts are read once, and fetched if missing.
 
     files      relative paths of each split in reading order; none of tiny
     pinned     sha256 of those files that have a checksum, by path
@@ -53,14 +53,14 @@ class Corpus:
 
     @property
     def source(self) -> dict[str, Any] | None:
-        """Returns the source that a corpus without checksums is fetched from; None if it is pinned
-        or the user's own.
+        """Returns where a corpus without checksums is fetched from; None if it is pinned or the
+        user's own.
         """
         return asdict(self.hub) if self.hub and not self.is_pinned else None
 
     def check_source(self, recorded: dict[str, Any] | None, what: str) -> None:
         """Raises DataError if `what` was made from another source than conf/data says: two corpora
-        of one name would be mixed. A pinned one is known by its checksums, wherever it came from.
+        of one name would be mixed. A pinned corpus is known by its checksums alone.
         """
         if not self.is_pinned and recorded != self.source:
             raise DataError(
@@ -69,11 +69,11 @@ class Corpus:
             )
 
     def sha256(self) -> dict[str, str]:
-        """Computes the sha256 that identifies each split's text; of a pinned corpus it follows from
-        the checksums alone.
+        """Computes the sha256 that identifies each split's text; a pinned corpus needs only its
+        checksums.
 
         For a pinned split of several files it is that of its lines in data/checksums.txt. Raises as
-        `texts` does, and DataError if both splits have one text.
+        `texts` does, and DataError if both splits are the same text.
         """
         digests = {}
         if self.is_pinned:
@@ -98,8 +98,8 @@ class Corpus:
     def texts(self) -> dict[str, list[str]]:
         """Reads and checks the canonical texts of each split (PG-19: one per book, otherwise one).
 
-        Raises DataError if a text is blank, not UTF-8 or not the pinned one. Messages name the
-        relative path only, because the report prints them.
+        Raises DataError if a text is blank, not UTF-8 or not the pinned one. Messages name only the
+        relative path: the report prints them.
         """
         if self.name == "tiny":
             return {split: [write_split(split)] for split in SPLITS}
@@ -127,8 +127,8 @@ class Corpus:
         """Writes missing files to RAW_DIR in canonical form, from the first site that has the
         pinned content.
 
-        Raises DataUnavailable if no site can be reached or delivers that, ConfigError if `hub` does
-        not fit the files, OSError if a file cannot be written. Those that arrived are kept.
+        Raises DataUnavailable if no site delivers it, ConfigError if `hub` does not fit the files,
+        OSError if a write fails. Files that arrived are kept.
         """
         causes = []
         for site, read in sites(self.hub, missing[0]):
@@ -167,7 +167,7 @@ def find_corpus(name: str, data_dir: Path) -> Corpus:
     """Reads what conf/data/<name>.yaml and data/checksums.txt say of a corpus.
 
     PG-19 has the pinned books, sorted by id as text, or the first `books` of the training split.
-    Raises ConfigError if there are not so many books, or `hub` has no revision that stays.
+    Raises ConfigError if there are fewer books, or if `hub` has no fixed revision.
     """
     lines = CHECKSUMS.read_text(encoding="utf-8").splitlines()
     checksums = {path: digest for digest, path in map(str.split, lines)}
@@ -198,12 +198,12 @@ def find_corpus(name: str, data_dir: Path) -> Corpus:
 
 
 def canonical(corpus: str, text: str) -> str:
-    """Returns the text with LF line endings and without byte order marks; each line of a word-level
+    """Returns the text with LF line endings and no byte order marks; each line of a word-level
     corpus is a space, words, a space (if empty, one space).
 
-    Sources differ in just these points: the official PG-19 files have CRLF, the hub strips the
-    spaces of PTB and of WikiText's empty lines, files that are joined keep their marks. The
-    function is idempotent and acts on each line independently.
+    Sources differ only in these points: official PG-19 files have CRLF, the hub strips the spaces
+    of PTB and of WikiText's empty lines, joined files keep their marks. The function is idempotent
+    and treats each line separately.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     # Only at the start of a line: WikiText-2 has 36 of these characters between words.

@@ -1,8 +1,8 @@
-"""Downloads of text files from the Hugging Face hub and from sites of plain files.
+"""Downloads of text files from the Hugging Face hub and sites of plain files.
 
-The section `hub` of conf/data/<corpus>.yaml names the files of each split. The hub's environment
-variables hold (HF_HOME, HF_TOKEN, HF_ENDPOINT for a mirror, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT),
-and its client repeats requests and words errors.
+`hub` in conf/data/<corpus>.yaml names the files of each split. The hub's environment variables
+apply (HF_HOME, HF_TOKEN, HF_ENDPOINT for a mirror, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT), and
+its client retries requests and words errors.
 """
 
 import logging
@@ -30,8 +30,8 @@ Read = Callable[[str], Iterable[str]]  # relative path -> parts of the text
 
 
 def sites(hub: HubConfig | None, relative: str) -> Iterator[tuple[str, Read]]:
-    """Yields the URL (or name, where nothing is downloaded) and the read function of each site that
-    has the corpus of this file.
+    """Yields the URL (a name, where nothing is downloaded) and read function of each site that has
+    this file's corpus.
     """
     from huggingface_hub.constants import ENDPOINT, is_offline_mode
 
@@ -46,8 +46,8 @@ def sites(hub: HubConfig | None, relative: str) -> Iterator[tuple[str, Read]]:
 
 
 def download(site: str, read: Read, relative: str) -> str:
-    """Reads a file from a site. Raises DataUnavailable for any error but a UserError: those of the
-    clients have many types.
+    """Reads a file from a site. Raises DataUnavailable for any error but a UserError: the clients
+    raise many types.
     """
     try:
         _connect(site)
@@ -85,8 +85,8 @@ def _read_url(url: str, start: str, relative: str) -> list[str]:
 
 
 def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
-    """Yields the rows of a split as whole lines, with max_bytes the first ones. A text file whose
-    last line has no line feed gets one if another file follows.
+    """Yields the rows of a split as whole lines, with max_bytes the first ones. A text file without
+    a final line feed gets one if another file follows.
     """
     train, validation = _locate(hub)
     files, limit = train, hub.max_bytes or inf
@@ -104,8 +104,8 @@ def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
 
 
 def _locate(hub: HubConfig) -> list[Sequence[Any]]:
-    """Finds the files of both splits: with max_bytes on the hub itself, otherwise in its cache after
-    a download, without a revision in a local folder.
+    """Finds the files of both splits: with max_bytes on the hub itself, otherwise in its cache
+    after a download, without a revision in a local folder.
     """
     from fsspec import open_files
     from huggingface_hub import HfApi, constants, snapshot_download

@@ -1,12 +1,12 @@
 """The corpus `tiny`: sentences that a small grammar writes, the same bytes on every machine.
 
     sentence  phrase(number) verb(number) phrase, a line each
-    phrase    "the" adjective* noun(number), one time in four with "that" phrase(number') verb(number')
+    phrase    "the" adjective* noun(number), one time in four with "that" phrase(number')
+              verb(number')
     number    singular or plural, equal in a phrase and its verb
 
-A text has one derivation only, so its probability is the product of the choices that made it. The
-mean of their negative logarithms is the lowest loss that any model can expect: no real corpus has
-such a yardstick.
+A text has only one derivation, so its probability is the product of its choices. The mean of their
+negative logarithms is the lowest loss that a model can expect: no real corpus has such a yardstick.
 """
 
 from bisect import bisect
@@ -23,7 +23,7 @@ SYLLABLES = [first + second for first in FIRST for second in SECOND]
 
 
 def lexicon(size: int, ending: str) -> list[str]:
-    """Returns words of two syllables and the ending that marks their kind, the most frequent first."""
+    """Returns words of two syllables and the ending of their kind, the most frequent first."""
     count = len(SYLLABLES)
     return [
         SYLLABLES[k % count] + SYLLABLES[(7 * k + k // count) % count] + ending for k in range(size)

@@ -1,4 +1,4 @@
-"""Losses of n-gram models: a yardstick for the losses of language models on the same tokens."""
+"""Losses of n-gram models: a yardstick for language models on the same tokens."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ ORDERS = ("unigram", "bigram", "trigram")
 def ngram_losses(
     train: NDArray[Any], validation: NDArray[Any], vocab_size: int
 ) -> dict[str, float]:
-    """Computes the mean loss (nats per token) of the validation split under n-gram models of the
-    train split, by name.
+    """Computes the validation split's mean loss (nats per token) under n-gram models of the train
+    split, by name.
 
     Both splits are 1-D token ids; n-grams are packed into 64 bits, so `vocab_size` is below 2^21.
     The models are interpolated (Witten and Bell), with h' = h without its oldest token:
     P_n(w | h) = (c(h w) + T(h) P_{n-1}(w | h')) / (c(h) + T(h)), P_0 = 1 / vocab_size. c(h) counts
-    how often h is followed by a token, T(h) how many distinct tokens follow it; where c(h) = 0, P_n
-    is P_{n-1}. Every token is scored, the first ones with the history that they have.
+    the tokens that follow h, T(h) the distinct ones; where c(h) = 0, P_n is P_{n-1}. Every token is
+    scored, the first ones with the history they have.
     """
     probability = np.full(len(validation), 1 / vocab_size)
     losses = {}
@@ -42,7 +42,7 @@ def ngram_losses(
 
 
 def ngram_entry(tokens: TokenSet) -> dict[str, Any]:
-    """Computes the n-gram losses of a prepared corpus (nats per token); says of which tokens."""
+    """Computes a corpus's n-gram losses (nats per token), with what identifies its tokens."""
     meta = tokens.meta
     tokenizer = {key: meta["tokenizer"][key] for key in ("name", "vocab_size")}
     losses = ngram_losses(tokens.train, tokens.validation, tokenizer["vocab_size"])

@@ -1,7 +1,7 @@
 """Text in the rows of parquet, JSON-lines and text files, as it is written.
 
-No type is inferred: "007", "NA" and "2020-01-01" are text. A row without text is an error, because
-an empty line in its place would be one of the corpus.
+No type is inferred: "007", "NA" and "2020-01-01" are text. A row without text is an error: an empty
+line in its place would enter the corpus.
 """
 
 import json
@@ -15,8 +15,8 @@ FORMATS = (".parquet", ".jsonl", ".json", ".txt")  # .json: lines too
 
 
 def format_of(pattern: str) -> str:
-    """Returns the one of FORMATS that a file name or pattern has, also before a compression's
-    suffix. Raises ConfigError if there is none.
+    """Returns the format (of FORMATS) of a file name or pattern, also before a compression suffix.
+    Raises ConfigError if it has none.
     """
     for suffix in PurePath(pattern).suffixes:
         if suffix in FORMATS:
@@ -27,10 +27,10 @@ def format_of(pattern: str) -> str:
 
 
 def read_texts(file: Any, column: str) -> Iterator[str]:
-    """Yields the text of each row of an `fsspec.core.OpenFile` as whole lines: some files store the
-    line feed of a row, some do not. A text file is left as it is.
+    """Yields the text of each row of an `fsspec.core.OpenFile` as whole lines: not all files store
+    a row's line feed. A text file stays as it is.
 
-    Raises DataError that names file, column and row for one without text.
+    Raises DataError that names file, column and row if a row has no text.
     """
     count = 0
     suffix = format_of(file.path)
@@ -50,8 +50,8 @@ def read_texts(file: Any, column: str) -> Iterator[str]:
 
 
 def _rows(file: Any, suffix: str, column: str) -> Iterator[Any]:
-    """Yields the rows of a parquet file by pyarrow, since `datasets` casts them to the types that the
-    file's writer noted, and those of the other formats from the lines that `datasets` opens.
+    """Yields a file's rows: of parquet by pyarrow, since `datasets` casts them to the writer's
+    types; of other formats from the lines that `datasets` opens.
     """
     # Neither is needed by a run on prepared tokens.
     from datasets import load_dataset

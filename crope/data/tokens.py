@@ -1,4 +1,4 @@
-"""Token arrays of a corpus: tokenizers, encoding, and the token files on disk.
+"""Token arrays of a corpus: tokenizers, encoding and files.
 
     data/tokens/ptb-bpe4096-3f0c9a7be21d/
         train.npy, validation.npy    1-D, uint16 if the vocabulary fits, else uint32
@@ -6,8 +6,8 @@
         meta.json                    source, tokenizer, counts of tokens, words, bytes and lines,
                                      sha256
 
-The folder's name hashes the source and the tokenizer's settings. The folder appears complete or not
-at all. Prepared tokens of a pinned corpus can be used without its text.
+The folder's name hashes source and tokenizer settings. The folder appears complete or not at all.
+Prepared tokens of a pinned corpus work without its text.
 """
 
 import json
@@ -53,9 +53,7 @@ class TokenSet:
     validation: NDArray[Any]
 
     def check_length(self, seq_len: int) -> None:
-        """Raises ConfigError if a split holds no window of seq_len tokens plus the target after the
-        last one.
-        """
+        """Raises ConfigError if a split holds no window of seq_len tokens plus one target."""
         for split in SPLITS:
             count = len(getattr(self, split))
             if count < seq_len + 1:
@@ -66,11 +64,11 @@ class TokenSet:
 
 
 def load_tokens(name: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> TokenSet:
-    """Opens the token files of a corpus; makes them first if they are missing or corrupt, fetching
-    text if needed.
+    """Opens the token files of a corpus; makes missing or corrupt ones first, fetching text if
+    needed.
 
-    Raises DataUnavailable if the text is nowhere to be had, DataError if it is corrupt, ConfigError
-    if it is too small for the vocabulary, OSError if the files cannot be written.
+    Raises DataUnavailable if the text cannot be found, DataError if it is corrupt, ConfigError if
+    it is too small for the vocabulary, OSError if a write fails.
     """
     corpus = find_corpus(name, data_dir)
     source = corpus.sha256()
@@ -113,7 +111,7 @@ def load_gpt2(path: Path) -> Tokenizer:
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Trains byte-level BPE with exactly `vocab_size` entries; deterministic.
 
-    The alphabet is all 256 bytes, so every text can be encoded. There are no special tokens. Raises
+    The alphabet is all 256 bytes, which encode every text; there are no special tokens. Raises
     ConfigError if no pair of tokens occurs twice before `vocab_size` is reached.
     """
     tokenizer = _byte_level(models.BPE())

@@ -1,9 +1,9 @@
-"""CRoPE in a model that you already have: its Q, K and V made complex-linear in place, and dense again.
+"""CRoPE in a model you already have: its Q, K and V made complex-linear in place, and dense again.
 
 Works on any `torch.nn.Module` whose projections are separate `nn.Linear` layers, such as Llama,
-Mistral, Qwen, Gemma and GPT-J in `transformers` (docs/own-model.md). The state dict of a converted
-model has the names and dense weights of the original, so `save_pretrained`, `Trainer`, `torch.save`
-and `load_state_dict` work as before. Needs no other package than torch.
+Mistral, Qwen, Gemma and GPT-J in `transformers` (docs/own-model.md). A converted model's state dict
+has the original's names and dense weights, so `save_pretrained`, `Trainer`, `torch.save` and
+`load_state_dict` work as before. Needs only torch.
 """
 
 from collections import Counter
@@ -29,8 +29,8 @@ PAIRINGS |= dict.fromkeys(INTERLEAVED.split(), "interleaved")
 
 
 class Replaced(NamedTuple):
-    """Tells what share of the squared norm of a layer's weight was kept: about 1/2 by "nearest" for
-    weights without structure, 0 by "fresh".
+    """The share of a layer's squared weight norm that was kept: about 1/2 by "nearest" for weights
+    without structure, 0 by "fresh".
     """
 
     name: str
@@ -52,12 +52,12 @@ def complexify(
     pairing    channel pairs of the model's rotation: "half" for (i, i + K/2) of a head of width K
                (Llama), "interleaved" for (2i, 2i + 1) (GPT-J); None: PAIRINGS[config.model_type]
     head_dim   K, needed for "half" where the attention layer has no `head_dim`
-    init       "fresh": normal with the standard deviation of the replaced weight, to train from the
+    init       "fresh": normal with the replaced weight's standard deviation, to train from the
                start; "nearest": least squares, loses about half of a trained weight
 
-    Biases, dtype, device and requires_grad are kept. Call it before the optimiser and wrappers
-    (DistributedDataParallel, peft) are made: they would keep the old weights. Raises ValueError
-    before anything is changed.
+    Biases, dtype, device and requires_grad are kept. Call it before making the optimiser and
+    wrappers (DistributedDataParallel, peft), which would keep the old weights. Raises ValueError
+    before any change.
     """
     if init not in ("fresh", "nearest"):
         raise ValueError(f"init={init!r}: must be 'fresh' or 'nearest'")
@@ -95,8 +95,8 @@ def merge(model: nn.Module) -> list[str]:
 
 
 def _select(model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
-    """Returns path -> layer for the last parts of paths. Raises ValueError for a name without a
-    layer, and for a layer that is no plain `nn.Linear`.
+    """Returns path -> layer for last parts of paths. Raises ValueError for a name without a layer,
+    or one that is no plain `nn.Linear`.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     layers: dict[str, Any] = {}
@@ -124,8 +124,8 @@ def _select(model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
 def _pairs(
     model: nn.Module, path: str, pairing: Pairing | None, head_dim: int | None
 ) -> dict[str, Any]:
-    """Returns the arguments `pairing` and `head_dim` of the ComplexLinear for this path. Raises
-    ValueError if the pairing is unknown or not that of the model's rotation.
+    """Returns `pairing` and `head_dim` of the ComplexLinear for this path. Raises ValueError if the
+    pairing is unknown or not that of the model's rotation.
     """
     attention = model.get_submodule(path.rpartition(".")[0])
     config = getattr(attention, "config", getattr(model, "config", None))

@@ -1,5 +1,5 @@
-"""Whether the rotation of a converted model commutes with the complex structure of its Q and K: a
-measurement, which needs no knowledge of the model's code.
+"""A measurement of whether a converted model's rotation commutes with the complex structure of its
+Q and K, without knowing the model's code.
 """
 
 import copy
@@ -21,7 +21,7 @@ TOLERANCE = 1e-3
 
 
 class Checked(NamedTuple):
-    """Tells how far the rotation of one attention layer is from commuting with the pairs of Q and K."""
+    """How far the rotation of one attention layer is from commuting with the pairs of Q and K."""
 
     name: str
     error: float
@@ -36,14 +36,14 @@ def check(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> list[Checked]
     inputs    one batch, a tensor or the arguments of the model's forward; 64 tokens or more show
               wrong pairs of slow rotations better
 
-    In each attention layer, whose Q and K must both be complex-linear, the outputs of Q, K and V are
-    replaced by normal noise. If Q and K are both multiplied by i, then the attention is unchanged
-    exactly if the code between projection and score commutes with i: (Jq)^T R (Jk) = q^T R k.
-    `error` is the change of the attention's output relative to the change when Q alone is
-    multiplied. Norms with unequal gains in a pair do not commute.
+    Q and K of each attention layer must be complex-linear. Normal noise replaces the outputs of Q,
+    K and V. Multiplying both Q and K by i leaves the attention unchanged exactly if the code
+    between projection and score commutes with i: (Jq)^T R (Jk) = q^T R k. `error` is the change of
+    the attention's output relative to the change when Q alone is multiplied. Norms with unequal
+    gains in a pair do not commute.
 
-    The error is NaN where the inputs do not reach an attention layer. Raises ValueError for a single
-    complex-linear layer in an attention, a single token, or a model that was not converted.
+    The error is NaN where the inputs do not reach an attention layer. Raises ValueError for a
+    single complex-linear layer in an attention, a single token, or a model that was not converted.
     """
     errors: dict[str, float] = {}
 
@@ -67,7 +67,7 @@ def check(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> list[Checked]
 
 
 def _rotation_error(name: str, attention: nn.Module, args: Any, kwargs: Any) -> float:
-    """Returns `Checked.error` of an attention layer that is called with these arguments."""
+    """Returns `Checked.error` of an attention layer called with these arguments."""
     layers = [layer for layer in attention.children() if isinstance(layer, ComplexLinear)]
 
     def output(factors: Mapping[Any, complex]) -> Tensor:
@@ -96,7 +96,7 @@ def _rotation_error(name: str, attention: nn.Module, args: Any, kwargs: Any) -> 
 
 
 def _noise(layer: Any, args: Any, y: Tensor, *, seed: int, factor: complex) -> Tensor:
-    """Returns normal noise in place of a layer's output, equal at each call, times a number."""
+    """Returns normal noise in place of a layer's output, equal at each call, times `factor`."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(y.shape, generator=generator, device="cpu").to(y)
     first, second = noise.unflatten(-1, layer.pairs).unbind(y.dim())

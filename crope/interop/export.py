@@ -1,8 +1,8 @@
-"""Export of a finished run to a folder that `transformers` opens without code of this project.
+"""Export of a finished run to a folder that `transformers` opens without this project's code.
 
 Rotary models become GPT-NeoX, models with absolute positions or none GPT-2. Logits are equal to
-1e-5 in float32; at 1,024 tokens GPT-NeoX's angles, computed in float32, add as much. Structured Q, K
-and V are written as their dense matrices, a single head of K and V once for every head of Q.
+1e-5 in float32; at 1,024 tokens GPT-NeoX's angles, computed in float32, add as much. Structured Q,
+K and V are written as dense matrices, a single head of K and V once for every head of Q.
 
 Shapes: D model width, H heads, K head width, T tokens.
 """
@@ -181,7 +181,7 @@ def as_transformers(model: GPT) -> Any:
 
 @torch.no_grad()
 def weights_for(model: GPT, kind: str) -> dict[str, Tensor]:
-    """Returns the state dict of the `transformers` model. What its architecture does otherwise is
+    """Returns the `transformers` model's state dict, with the differences of its architecture
     folded into the weights.
     """
     config = model.config

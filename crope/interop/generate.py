@@ -35,7 +35,7 @@ def generate(
 
 @torch.no_grad()
 def next_logits(model: GPT, context: list[int]) -> torch.Tensor:
-    """Computes the logits of the token after the last max_len tokens of the context, (V,) in float32.
+    """Computes the logits of the token after the context's last max_len tokens, (V,) in float32.
 
     Keys and values are not kept between tokens, so every model can do it.
     """

@@ -1,1 +1,1 @@
-"""The models: one decoder, in which `position`, `projection` and `attention` select one class each."""
+"""The models: one decoder; `position`, `projection` and `attention` select one class each."""

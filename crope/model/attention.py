@@ -1,6 +1,7 @@
 """Causal multi-head attention over any projection: softmax, and RoFormer's linear form.
 
-Shapes: B batch, T tokens, D model width, E attention width, H heads, K head width, C tokens of a chunk, N chunks.
+Shapes: B batch, T tokens, D model width, E attention width, H heads, K head width, C tokens of a
+chunk, N chunks.
 """
 
 from typing import Any
@@ -21,8 +22,8 @@ class CausalAttention(nn.Module):
     7).
 
     `model.projection` selects Q, K and V, `model.position` rotation and bias; the output projection
-    is a full nn.Linear in every model. Channels of a head are contiguous and K is even, so no
-    complex pair straddles two heads. A single head of K and V (`multi_query`) serves all heads of Q.
+    is always a full nn.Linear. Channels of a head are contiguous and K is even, so no complex pair
+    straddles two heads. A single head of K and V (`multi_query`) serves all heads of Q.
 
     Shapes    x_BTD -> y_BTD.
     """
@@ -82,8 +83,8 @@ def written_out_attention(
     in float32 or float64.
 
     On a CPU it takes about half the time of torch's kernel while the scores fit in the cache. Under
-    bf16 the products q.k are rounded to bf16, in torch's kernel they are not: it moves trained
-    models' losses by about 0.0001 nats (docs/performance.md).
+    bf16 it rounds q.k to bf16, unlike torch's kernel: this moves trained models' losses by about
+    0.0001 nats (docs/performance.md).
     """
     dtype = torch.promote_types(q_BHTK.dtype, torch.float32)
     score_BHTT = (q_BHTK @ k_BHTK.mT).to(dtype) * q_BHTK.shape[-1] ** -0.5
@@ -99,9 +100,9 @@ class LinearAttention(CausalAttention):
 
     y_m = sum_{n<=m} (R_m f(q_m)).(R_n f(k_n)) v_n / sum_{n<=m} f(q_m).f(k_n), with the features f =
     elu + 1 and the causal sum over chunks of Katharopoulos et al. 2020. The denominator is
-    positive; the weights may be negative and need not sum to 1. The score matrix is never formed: a
-    position scheme cannot add a bias to it (such configurations are rejected), and dropout does not
-    act on it. Runs in float32 under autocast.
+    positive; the weights may be negative and need not sum to 1. The score matrix is never formed:
+    it takes no position bias (such configurations are rejected) and no dropout. Runs in float32
+    under autocast.
     """
 
     forms_scores = False
@@ -121,7 +122,7 @@ class LinearAttention(CausalAttention):
 
 
 def features(x: torch.Tensor) -> torch.Tensor:
-    """Computes elu(x) + 1 (Katharopoulos et al. 2020), written so that it stays above 0: float32's
+    """Computes elu(x) + 1 (Katharopoulos et al. 2020), in a form that stays above 0: float32's
     elu(-20) is exactly -1.
     """
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())

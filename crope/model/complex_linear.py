@@ -19,12 +19,12 @@ class ComplexLinear(nn.Module):
     are lost (Sec. 3.2). The layer is complex-linear in its own input, never in the residual stream
     before a LayerNorm: subtracting the mean does not commute with i.
 
-    pairing   of the outputs, as in the rotation behind the layer: "interleaved" as above (GPT-J), or
+    pairing   of the outputs, as in the rotation that follows: "interleaved" as above (GPT-J), or
               "half", channels (i, i + K/2) of each head of width K = head_dim (Llama, GPT-NeoX).
               Input pairs are interleaved in both: no rotation acts on the input.
 
-    Shapes    x_BTD -> y_BTE; a and b: (E/2, D/2) each, E*D/2 weights in total; the optional bias is
-              real: (E,).
+    Shapes    x_BTD -> y_BTE; a and b: (E/2, D/2) each, E*D/2 weights in total; optional real
+              bias (E,).
     Raises    ValueError if a width is odd, or the heads of pairing="half" do not fill the outputs.
     """
 
@@ -83,8 +83,8 @@ class ComplexLinear(nn.Module):
         """Returns the complex-linear layer nearest to `linear` (least squares): each 2x2 block
         loses its reflections.
 
-        pairing: the arguments `pairing` and `head_dim` of the layer. Weight and bias keep dtype,
-        device and requires_grad, each its own.
+        `pairing` holds the layer's arguments `pairing` and `head_dim`. Weight and bias each keep
+        dtype, device and requires_grad.
         """
         with torch.device("meta"):  # no draw of values that are replaced below
             layer = cls(linear.in_features, linear.out_features, **pairing)

@@ -1,4 +1,4 @@
-"""The one decoder (Sec. 5.1: GPT-2, pre-LN, GELU, FFN ratio 4). The configuration chooses its
+"""The one decoder (Sec. 5.1: GPT-2, pre-LN, GELU, FFN ratio 4); the configuration chooses its
 parts.
 
 Shapes: B batch, T tokens, D model width, V vocabulary, P = V padded to a multiple of 64.
@@ -46,12 +46,12 @@ class GPT(nn.Module):
 
     Initial values depend on (seed, parameter name) only, so tensors shared by two models start
     equal. Embedding rows past vocab_size are padding for speed: they start at zero, carry no
-    probability mass and get no gradient, unless such an id is fed, which is not checked.
+    probability mass and get no gradient unless such an id is fed (not checked).
 
     Shapes    tokens_BT (int64) -> hidden_BTD; `logits` maps hidden_BTD to logits_BTV without the
               padding.
-    Raises    ConfigError (a ValueError) if a value or combination in the config is invalid; ValueError
-              if T exceeds max_len.
+    Raises    ConfigError (a ValueError) for an invalid value or combination in the config;
+              ValueError if T exceeds max_len.
     """
 
     def __init__(self, config: ModelConfig, *, vocab_size: int, max_len: int, seed: int) -> None:
@@ -101,8 +101,8 @@ class GPT(nn.Module):
         """Draws N(0, 0.02), the projections into the residual stream N(0, branch_std) as in GPT-2;
         norms 1, biases 0.
 
-        Modules with `init_stds` choose their own: structured projections, whose outputs then vary
-        as those of a dense N(0, 0.02) weight do, and learned positions.
+        Modules with `init_stds` choose their own: learned positions, and structured projections,
+        whose outputs then vary as those of a dense N(0, 0.02) weight.
         """
         own_stds = {
             f"{prefix}.{name}": std
@@ -131,8 +131,8 @@ class GPT(nn.Module):
 def count_parameters(model: GPT) -> dict[str, int]:
     """Counts the trained parameters by part, and in `total`. A bias counts with its weight.
 
-    Padding rows are not counted; a tied head counts once, as embedding. `embeddings` includes the
-    trained parameters of position schemes (the learned table, T5's scalars).
+    Padding rows are not counted; a tied head counts once, as embedding. `embeddings` includes those
+    of position schemes (the learned table, T5's scalars).
     """
     padding = model.embedding.num_embeddings - model.vocab_size
     counts = {"qkv": 0, "output_projection": 0, "ffn": 0, "norms": 0, "embeddings": 0}
@@ -145,7 +145,7 @@ def count_parameters(model: GPT) -> dict[str, int]:
 
 
 def part_of(name: str) -> str:
-    """Returns the part of the model that a parameter belongs to, by its name."""
+    """Returns the part of the model to which a parameter belongs by name."""
     if ".attn.out_proj." in name:
         return "output_projection"
     if ".attn." in name:

@@ -1,5 +1,5 @@
-"""Position schemes. A scheme may act in three places: the token embedding, queries and keys, and
-attention scores.
+"""Position schemes. A scheme may act on the token embedding, on queries and keys, and on attention
+scores.
 
 Shapes: B batch, T tokens, D model width, H heads, K head width, J channel pairs (K/2 or D/2), S =
 2T - 1.
@@ -17,10 +17,10 @@ BASE = 10000.0  # of the wavelengths, in Vaswani et al. (Sec. 3.5) and in RoForm
 
 
 class Positions(nn.Module):
-    """Base class, and by itself the scheme `none`: order enters by the causal mask alone.
+    """Base class, and by itself the scheme `none`: order enters by the causal mask alone (Haviv et
+    al. 2022; Kazemnejad et al. 2023).
 
-    (Haviv et al. 2022; Kazemnejad et al. 2023.) A scheme overrides the methods for the places where
-    it acts.
+    A scheme overrides the methods for the places where it acts.
     """
 
     # False: undefined beyond max_len, so that a longer sequence needs a retrained model.
@@ -35,8 +35,8 @@ class Positions(nn.Module):
         return x_BHTK
 
     def bias(self, length: int) -> torch.Tensor | None:
-        """Returns the matrix added to the scores, causal mask included, (1, H, T, T); None: no
-        bias, only the causal mask.
+        """Returns the matrix added to the scores, causal mask included, (1, H, T, T); None: only
+        the causal mask.
         """
         return None
 
@@ -51,8 +51,8 @@ class SinusoidalPositions(Positions):
     """Fixed sinusoids added to the token embedding (Vaswani et al. Sec. 3.5; XPOS of Sec. 5.1).
 
     Channel 2i is sin(m / 10000^(2i/D)), channel 2i+1 the cosine, both times `scale`. With scale 1
-    each token vector gains a vector of norm sqrt(D/2): at D = 128 this is 3.1 times the initial
-    norm of the token embedding scaled by sqrt(D), and 35 times that of the unscaled one.
+    the added vector has norm sqrt(D/2): at D = 128, 3.1 times the initial norm of the token
+    embedding scaled by sqrt(D) and 35 times the unscaled one's.
     """
 
     table_TD: torch.Tensor
@@ -70,7 +70,7 @@ class SinusoidalPositions(Positions):
 class LearnedPositions(Positions):
     """One trained vector per position, added to the token embedding (GPT-2; BERT).
 
-    The vectors start at the rms of the scaled token embedding, as in GPT-2 of `transformers`.
+    The vectors start at the rms of the scaled token embedding, as in `transformers`' GPT-2.
     """
 
     extends = False
@@ -81,7 +81,7 @@ class LearnedPositions(Positions):
         self.weight = nn.Parameter(torch.zeros(max_len, d_model))
 
     def init_stds(self, dense_std: float) -> dict[str, float]:
-        """Gives the initial std by parameter name; the token embedding starts at N(0, dense_std)."""
+        """Gives initial stds by parameter name; the token embedding starts at N(0, dense_std)."""
         return {"weight": dense_std * self.embed_factor}
 
     def embed(self, x_BTD: torch.Tensor) -> torch.Tensor:
@@ -89,12 +89,11 @@ class LearnedPositions(Positions):
 
 
 class RotaryEmbedding(Positions):
-    """Rotates channel pair (2i, 2i+1) of queries and keys at position m by +m theta_i (Eq. 6,
+    """Rotation of channel pair (2i, 2i+1) of queries and keys at position m by +m theta_i (Eq. 6,
     RoFormer Eq. 15).
 
-    theta_i = base^(-2i/K), i = 0 .. K/2 - 1, so that scores depend on m - n only (Eq. 7). Tables
-    are computed in float64 and stored in float32; under autocast the rotation itself runs in
-    float32.
+    theta_i = base^(-2i/K), i = 0 .. K/2 - 1, so scores depend on m - n only (Eq. 7). Tables are
+    computed in float64 and stored in float32; under autocast the rotation runs in float32.
 
     Shapes    x_BHTK -> x_BHTK, dtype kept; K is even.
     """
@@ -117,9 +116,7 @@ class RotaryEmbedding(Positions):
 
 
 class DistanceBias(Positions):
-    """Base class of the schemes that add to each score a number given by the head and the distance
-    m - n >= 0.
-    """
+    """Base class of schemes that add a number to each score, by head and distance m - n >= 0."""
 
     def by_distance(self, length: int) -> torch.Tensor:
         """Computes the bias, (H, T), at distances 0 .. T - 1."""
@@ -138,10 +135,10 @@ class RelativeBias(DistanceBias):
     """T5's relative positions, unidirectional: a trained scalar per head and bucket, shared by all
     layers.
 
-    Raffel et al. (2020), Sec. 2.1: 32 buckets; distances below 16 have one each, then they grow
-    logarithmically up to 128, and all distances beyond share the last. Unlike T5, scores are
-    divided by sqrt(K) as in every model here. Adam moves a scalar by about the learning rate per
-    step, so that the biases of short runs stay small.
+    Raffel et al. (2020), Sec. 2.1: 32 buckets; distances below 16 have one each, then buckets grow
+    logarithmically up to 128, and all beyond share the last. Unlike T5, scores are divided by
+    sqrt(K) as in every model here. Adam moves a scalar by about the learning rate per step, so
+    biases stay small in short runs.
     """
 
     BUCKETS, FURTHEST = 32, 128

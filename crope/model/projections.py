@@ -4,12 +4,11 @@ controls.
 Shapes: B batch, T tokens, D in-features, E out-features, K head width, R rank.
 
 The controls isolate what Eq. 30 contributes. `lowrank` and `blockdiag` have as many weights as
-ComplexLinear without its structure; `complex_misaligned` has the structure, but not in the channel
-pairs that are rotated.
+ComplexLinear without its structure; `complex_misaligned` has the structure, but not in the rotated
+channel pairs.
 
-The dense weight of a structured layer is its property `weight`, (E, D). `init_stds` maps the names of
-its parameters to the std for which each output has the variance that a dense N(0, dense_std) weight
-gives it.
+A structured layer's dense weight is its property `weight`, (E, D). `init_stds` maps its parameter
+names to stds that give each output the variance of a dense N(0, dense_std) weight.
 """
 
 import copy
@@ -52,7 +51,7 @@ class LowRankLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
 
     def init_stds(self, dense_std: float) -> dict[str, float]:
-        """Gives the stds for which an entry of W, R products of two factors, has variance R std^4."""
+        """Gives the std: an entry of W sums R products of two factors, with variance R std^4."""
         std = (dense_std / self.up.shape[1] ** 0.5) ** 0.5
         return {"down": std, "up": std}
 
@@ -97,8 +96,8 @@ class ConjugateLinear(ComplexLinear):
     """y = w conj(x) on the channel pairs of ComplexLinear: each 2x2 block is [[a, -b], [-b, -a]].
 
     A common phase of all inputs turns its outputs the other way. In Q alone it makes the score
-    depend on that phase, under which CRoPE's score is invariant; in Q, K and V alike it is CRoPE with
-    the two channels of each input pair swapped.
+    depend on that phase, under which CRoPE's score is invariant; in Q, K and V alike it is CRoPE
+    with the two channels of each input pair swapped.
 
     Shapes    x_BTD -> y_BTE; a and b: (E/2, D/2) each.
     """

@@ -39,7 +39,7 @@ UNTOLD = (*PARTS, "model.label", "train.precision")
 
 @dataclass(frozen=True)
 class Run:
-    """One run, fully resolved: what to compute, and the names of the group files that were chosen."""
+    """A resolved run: what to compute, and the names of its group files."""
 
     config: Config
     model: str
@@ -71,14 +71,12 @@ class Run:
 
 
 def load_run(overrides: Sequence[str] = ()) -> Run:
-    """Composes conf/ with overrides as on the command line. Raises ConfigError."""
+    """Composes conf/ with command-line overrides. Raises ConfigError."""
     return build_run(*compose_config(overrides))
 
 
 def compose_config(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
-    """Returns the composed configuration, unresolved, and the chosen file of each group. Raises
-    ConfigError.
-    """
+    """Returns the unresolved configuration and each group's chosen file. Raises ConfigError."""
     register()
     try:
         # Within a job Hydra is there already, and is no second time.
@@ -95,7 +93,7 @@ def compose_config(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]
 
 @cache
 def composed(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
-    """Calls `compose_config` once per list of overrides; the caller changes a copy."""
+    """Caches `compose_config`; a caller changes only a copy."""
     return compose_config(overrides)
 
 
@@ -113,8 +111,8 @@ def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
 
 
 def variant_name(name: str, model: ModelConfig) -> str:
-    """Returns the name of a model's file; `name+value` where another position, projection or
-    attention was chosen than the file's. Raises ConfigError if no file of conf/model has the value.
+    """Returns a model file's name; `name+value` if another position, projection or attention was
+    chosen. Raises ConfigError if no file of conf/model has the value.
     """
     of_file = {"attention": "softmax"} | group_values("model", name)
     for key in PARTS:
@@ -127,8 +125,8 @@ def variant_name(name: str, model: ModelConfig) -> str:
 
 
 def typed(schema: type[Schema], values: Any) -> Schema:
-    """Returns an object of the schema's dataclass. Raises ConfigError for an unknown key or a value
-    of the wrong type.
+    """Converts values to the schema's dataclass. Raises ConfigError for an unknown key or a wrong
+    type.
     """
     try:
         # The merge refuses keys that `+key=value` added.
@@ -153,9 +151,9 @@ def check_label(name: str, data: DataConfig) -> None:
 
 
 def check_words(words: Iterable[str]) -> None:
-    """Raises ConfigError for a value of the command line that is none of those its key allows.
+    """Raises ConfigError for a command-line value that its key does not allow.
 
-    Hydra's types let it through, so that a multirun would find it after hours, at its own run.
+    Hydra's types let it through, and a multirun would find it only after hours.
     """
     for word in words:
         key, _, values = word.partition("=")
@@ -167,7 +165,7 @@ def check_words(words: Iterable[str]) -> None:
 def check_value(key: str, value: str) -> None:
     """Raises ConfigError if the key has a list of values without this one.
 
-    The parts of a model have those of the files in conf/model: their registries need torch.
+    Values of model parts come from conf/model, because their registries need torch.
     """
     option = keys().get(key)
     allowed = option.metadata.get("one_of") if option else None
@@ -179,15 +177,13 @@ def check_value(key: str, value: str) -> None:
 
 
 def load_config(saved: Mapping[str, Any]) -> Config:
-    """Returns the typed configuration of a run's config.yaml; keys of older versions of the schema
-    are ignored.
-    """
+    """Returns the typed configuration of a run's config.yaml; keys of older schemas are ignored."""
     return typed(Config, known_values(Config, saved))
 
 
 def special(run: Run) -> list[str]:
-    """Lists what the group files of a run do not give: ['train.lr=0.003'], without what follows from
-    it. Empty if the files have gone.
+    """Lists the settings that a run's group files do not give: ['train.lr=0.003'], without what
+    follows from them. Empty if the files are gone.
     """
     model = run.model.partition("+")[0]
     groups = (f"model={model}", f"data={run.dataset}", f"ablation={run.row}", f"scale={run.scale}")
@@ -228,8 +224,8 @@ def group_files(group: str) -> dict[str, Path]:
 
 @cache
 def group_values(group: str, name: str) -> Any:
-    """Returns the content of conf/<group>/<name>.yaml. Raises ConfigError if there is none or it is
-    no YAML.
+    """Returns the content of conf/<group>/<name>.yaml. Raises ConfigError if it is missing or no
+    YAML.
     """
     files = group_files(group)
     if name not in files:
@@ -248,9 +244,7 @@ def _div(value: int, *divisors: int) -> int:
 
 
 def _share(total: int, part: int, whole: int) -> int:
-    """Resolves `${share:200,1000,10000}` to the fraction of `total` that `part` is of `whole`,
-    rounded, at least 1.
-    """
+    """Resolves `${share:200,1000,10000}` to total * part / whole, rounded, at least 1."""
     return max(1, round(total * part / whole))
 
 
@@ -273,7 +267,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def config_error(error: Exception) -> ConfigError:
-    """Returns an error of Hydra, OmegaConf or YAML in one line, with the nearest valid name."""
+    """Returns a Hydra, OmegaConf or YAML error in one line, with the nearest valid name."""
     message = str(error)
     if missing := re.search("Could not find '([a-z]+)/(.*)'", message):
         group, name = missing.groups()

@@ -1,7 +1,7 @@
 """The identity of a run: what its id hashes, the key of its table cell, its numerics version.
 
-All take a resolved configuration as a dictionary, as in config.yaml: those of earlier versions of
-the schema have other keys than today's, and keep their identity.
+All functions take a resolved configuration as a dictionary, because a config.yaml of an earlier
+schema has other keys and keeps its identity.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ def cell_key(config: Mapping[str, Any]) -> str:
     """Hashes what all runs of one table cell share: the scientific part without seed and precision.
 
     Precision is left out because `auto` depends on the machine; the report refuses to mix two
-    within a seed of one row.
+    within a seed.
     """
     part = scientific(config)
     part["train"] = {key: value for key, value in part["train"].items() if key != "precision"}
@@ -58,15 +58,13 @@ def cell_key(config: Mapping[str, Any]) -> str:
 
 
 def numerics_version(model: Mapping[str, Any]) -> int:
-    """Returns the numerics version of the model that a configuration's `model` section selects."""
+    """Returns the numerics version of the model in a configuration's `model` section."""
     selected = {**ADDED_LATER["model"], **model}
     choices = (selected[name] for name in ("position", "projection", "attention"))
     return max(NUMERICS.get(choice, 1) for choice in choices)
 
 
 def run_hash(config: Mapping[str, Any], *, version: int | None = None) -> str:
-    """Hashes what the run computes, the scientific part and the numerics version (None: today's), to
-    eight hex digits.
-    """
+    """Hashes the scientific part and the numerics version (None: today's) to eight hex digits."""
     version = numerics_version(config["model"]) if version is None else version
     return json_sha256({**scientific(config), "numerics_version": version})[:8]

@@ -61,7 +61,7 @@ class Cell:
 def study_axes(study: str) -> dict[str, list[str]]:
     """Lists the values of each axis but the scale; the first axis varies slowest.
 
-    Raises ConfigError for no such study or one without axes.
+    Raises ConfigError if the study or its axes are missing.
     """
     axes = {axis: values for axis, values in _axes(study).items() if axis != "scale"}
     if not {"data", "model"} <= axes.keys():
@@ -72,7 +72,7 @@ def study_axes(study: str) -> dict[str, list[str]]:
 
 
 def planned_scale(studies: Iterable[str]) -> str | None:
-    """Gives the scale that the files of these studies fix; None if none does. Raises ConfigError if
+    """Returns the scale that these studies' files fix; None if none does. Raises ConfigError if
     they differ.
     """
     scales = {study: _axes(study).get("scale", [None])[0] for study in studies}
@@ -154,7 +154,7 @@ def study_runs(
     without: Collection[str] = (),
     overrides: Sequence[str] = (),
 ) -> list[Run]:
-    """Lists the runs of the studies, seeds outermost; a run of two studies is listed once.
+    """Lists each run of the studies once, seeds outermost.
 
     seeds       of each study, as in `first_seeds`
     without     datasets that cannot be had
@@ -171,9 +171,7 @@ def study_runs(
 
 
 def corpora_of(study: str, without: Collection[str] = ()) -> list[str]:
-    """Lists the corpora of a study but those that cannot be had; of Tables 1 and 2, if none is left,
-    STAND_IN.
-    """
+    """Lists a study's corpora not in `without`; STAND_IN if Tables 1 and 2 have none left."""
     corpora = [name for name in study_axes(study)["data"] if name not in without]
     if study in TABLES and not corpora and STAND_IN not in without:
         return [STAND_IN]
@@ -182,7 +180,7 @@ def corpora_of(study: str, without: Collection[str] = ()) -> list[str]:
 
 @cache
 def expected_cells(scale: str) -> list[Cell]:
-    """Lists the cells of every study except the two tables; says on stderr which file is no study."""
+    """Lists the cells of all studies but the two tables; says on stderr which file is no study."""
     group_values("scale", scale)  # a misspelt scale is no fault of a study
     cells = []
     for study in group_files("study"):
@@ -199,7 +197,7 @@ def table_cells(scale: str) -> list[Cell]:
 
 
 def study_cells(study: str, scale: str) -> list[Cell]:
-    """Lists the cells at the scale that the study's file fixes, else at `scale`; a smoke test shows
+    """Lists a study's cells at the scale that its file fixes, else at `scale`; a smoke test shows
     no study of another scale. STAND_IN joins the corpora of Tables 1 and 2.
     """
     planned = planned_scale([study])
@@ -233,11 +231,10 @@ def _expand(
 
 
 def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str]) -> list[Run]:
-    """Returns one run per choice (axis -> value), equal to Hydra's composition of `overrides` and the
-    choice.
+    """Composes one run per choice (axis -> value), as Hydra would from `overrides` and the choice.
 
-    Hydra needs 0.2 s per composition, so it composes once per combination of groups other than model,
-    data and ablation. These sections are replaced and keys are set afterwards.
+    Hydra needs 0.2 s per composition, so it composes only combinations of groups other than model,
+    data and ablation. These sections and single keys are set afterwards.
     """
     runs = []
     for choice in choices:
@@ -275,8 +272,8 @@ def _data(name: str) -> DataConfig:
 
 @cache
 def _base(overrides: tuple[str, ...], row: str = "", keys: tuple[tuple[str, str], ...] = ()) -> Run:
-    """Returns a run of this row (default: that of conf/config.yaml), of which the model and the data
-    are still to be replaced.
+    """Returns a run of this row (default: that of conf/config.yaml); its model and data are still
+    to be replaced.
     """
     cfg, choices = deepcopy(composed(overrides))
     row = row or choices["ablation"]

@@ -10,7 +10,7 @@ LAST_SHARE = 0.1  # the paper's final loss: the sampled validation losses of the
 def derive(
     config: Mapping[str, Any], rows: list[dict[str, Any]], splits: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Computes what summary.json says of a complete run from its configuration, the rows of
+    """Computes a complete run's part of summary.json from its configuration, the rows of
     metrics.jsonl and the splits of the data's meta.json. Losses are in nats per token.
 
     val_sampled   mean and sample standard deviation of the sampled losses at step >= 0.9 max_steps

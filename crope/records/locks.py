@@ -8,16 +8,16 @@ from filelock import FileLock, Timeout
 
 
 def lock_file(path: Path) -> Path:
-    """Returns the file that is locked while the run of this folder is trained; it lies outside, so
-    that a run that cannot start leaves no folder.
+    """Returns the lock file of a run's folder. It lies outside: a run that cannot start leaves no
+    folder.
     """
     return path.parents[1] / "locks" / f"{path.name}.lock"
 
 
 @contextmanager
 def run_lock(path: Path) -> Iterator[None]:
-    """Holds the lock of a run's folder. Raises Timeout if it is taken, for longer than a look takes
-    it, and OSError where the file system has no locks.
+    """Holds the lock of a run's folder. Raises Timeout if another process holds it longer than
+    `is_locked` does, OSError if the file system has no locks.
     """
     file = lock_file(path)
     file.parent.mkdir(parents=True, exist_ok=True)

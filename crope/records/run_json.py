@@ -1,7 +1,7 @@
 """What a run says of itself, and what its files must hold.
 
 results/runs/<run_id>/
-    run.json             written first: model, dataset, row, scale, seed, what differs from the defaults
+    run.json             written first: model, dataset, row, scale, seed, what differs from defaults
     config.yaml          the whole resolved configuration
     provenance.json      commit, command, versions, device, data hashes, start and end (UTC)
     metrics.jsonl        a JSON object per line, each with "step", the optimiser updates done
@@ -10,7 +10,7 @@ results/runs/<run_id>/
     extrapolation.json   measured on the weights later, with their SHA-256
     checkpoint-*.pt      while the run is incomplete
 
-Every reader takes run.json as it is: none composes conf/, which may have changed since.
+Readers take run.json as it is, because conf/ may have changed since.
 """
 
 from collections.abc import Mapping
@@ -136,9 +136,9 @@ def describe(run: Run, device_kind: str) -> dict[str, Any]:
 
 
 def check_record(record: Mapping[str, Any], metrics: bytes | None = None) -> None:
-    """Raises ValueError if the files of a finished run are not valid or not those of one run.
+    """Raises ValueError if a finished run's files are invalid or not of one run.
 
-    record    the fields of a `store.Record`: its id, and its files as they were read
+    record    the fields of a `store.Record`: its id and its files as read
     metrics   the bytes of its metrics.jsonl; None of a published run
     """
     run: RunJson = check_schema(RunJson, record["run"], "run.json")
@@ -162,8 +162,8 @@ def check_record(record: Mapping[str, Any], metrics: bytes | None = None) -> Non
 
 
 def check_schema(schema: Any, value: Any, name: str) -> Any:
-    """Returns `value` as the schema's model. Raises ValueError that names the file and the first
-    wrong key.
+    """Returns `value` as the schema's model. Raises ValueError naming the file and the first wrong
+    key.
     """
     try:
         # Strict: a number as text, or a fraction of a step, was not written by this program.

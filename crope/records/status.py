@@ -69,8 +69,8 @@ def list_runs(results_dir: Path, pattern: str = "") -> str:
 
 
 def render_runs(paths: Iterable[Path], pattern: str = "") -> str:
-    """Prints a line per run, below it what differs from its group files and why it failed; only those
-    whose name, scale, status or text below contains `pattern`. Empty without a run.
+    """Renders the runs whose name, scale, status or notes contain `pattern`: a line each, and below
+    it what differs from the group files and why it failed. Empty without a run.
     """
     runs = []
     for path in paths:

@@ -1,12 +1,13 @@
-"""Finished runs on disk, read in one way: folders of run directories, and published sets.
+"""Finished runs on disk: folders of run directories, and published sets.
 
 results/published/<set>/
     runs.jsonl        one line per run: run_id, run, config, provenance, summary, extrapolation
     curves.parquet    the lines of every metrics.jsonl: run_id, step, val/loss_nats, ...
     README.md         what the set is, and where its runs were made
 
-A record is valid if its files have the fields that are read, its name is that of the configuration,
-and metrics.jsonl has the SHA-256 in summary.json. Losses and times are computed from metrics.jsonl.
+A record is valid if its files have the fields that are read, its name follows from its
+configuration, and metrics.jsonl has the SHA-256 in summary.json. Losses and times are computed from
+metrics.jsonl.
 """
 
 import json
@@ -56,7 +57,7 @@ class Record:
 
     @property
     def path(self) -> Path:
-        """Gives the run directory, which a published run does not have."""
+        """Gives the run directory; a published run has none."""
         return self.folder / self.run_id
 
     @property
@@ -68,10 +69,10 @@ class Record:
 
 
 def read_record(path: Path) -> Record:
-    """Reads one run directory, with what was measured on it later.
+    """Reads one run directory, later measurements included.
 
     What `derive` gives is computed from metrics.jsonl, whatever summary.json says. Raises
-    InvalidRecord if a file is not valid, OSError if the disk fails.
+    InvalidRecord if a file is invalid, OSError if the disk fails.
     """
     try:
         record, metrics = load_record(path)
@@ -90,8 +91,8 @@ def read_record(path: Path) -> Record:
 
 
 def load_record(path: Path) -> tuple[Record, bytes]:
-    """Loads and checks the files of a run directory as they are; returns the bytes of its
-    metrics.jsonl too. Raises one of UNREADABLE.
+    """Loads and checks a run directory's files as they are; returns the bytes of metrics.jsonl too.
+    Raises one of UNREADABLE.
     """
     metrics = path / "metrics.jsonl"  # a run that failed early has none
     data = metrics.read_bytes() if metrics.exists() else b""
@@ -110,8 +111,8 @@ def load_record(path: Path) -> tuple[Record, bytes]:
 
 
 def read_runs(folder: Path) -> tuple[list[Record], list[InvalidRecord]]:
-    """Reads every finished (complete or failed) run of a folder of runs or of a published set: valid
-    ones and invalid ones. Raises DataError for a damaged set, OSError if the disk fails.
+    """Reads the finished (complete or failed) runs of a run folder or published set: valid and
+    invalid ones. Raises DataError for a damaged set, OSError if the disk fails.
     """
     if is_set(folder):
         return read_set(folder), []
@@ -125,7 +126,7 @@ def read_runs(folder: Path) -> tuple[list[Record], list[InvalidRecord]]:
 
 
 def read_curves(folder: Path, run_ids: Sequence[str]) -> "pd.DataFrame":
-    """Reads the logged values of runs of a folder or a set: run_id, step, val/loss_nats, ...; NaN
+    """Reads the logged values of a folder's or set's runs: run_id, step, val/loss_nats, ...; NaN
     where not logged. Raises DataError for a damaged set.
     """
     import pandas as pd
@@ -145,7 +146,7 @@ def read_curves(folder: Path, run_ids: Sequence[str]) -> "pd.DataFrame":
 
 
 def curve_rows(curve: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Returns the lines of metrics.jsonl of one run, from its rows of the curves."""
+    """Returns one run's lines of metrics.jsonl from its rows of the curves."""
     rows = []
     for row in curve.drop(columns="run_id").to_dict("records"):
         # NaN, which alone differs from itself, stands for a value that was not logged.
@@ -176,9 +177,7 @@ def read_set(folder: Path) -> list[Record]:
 
 
 def add_runs(folder: Path, records: Iterable[Record]) -> None:
-    """Adds finished runs to a set, which is made if it is not there; a run of the same id is
-    replaced.
-    """
+    """Adds finished runs to a set, made if missing; a run of the same id is replaced."""
     import pandas as pd
 
     runs: dict[str, Record] = {}
@@ -216,13 +215,13 @@ def _run_line(record: Record) -> str:
 
 
 def finished_runs(folder: Path) -> list[Path]:
-    """Finds the run directories directly below a folder that have a summary.json, by name."""
+    """Lists a folder's run directories that have a summary.json, by name."""
     # `glob` would leave out a folder that cannot be read.
     return [path for path in sorted(folder.glob("*/")) if (path / "summary.json").exists()]
 
 
 def last_values(path: Path) -> dict[str, Any]:
-    """Returns the newest step and values of a run's metrics.jsonl; step 0 if there is none."""
+    """Returns the newest step and values in metrics.jsonl; step 0 if there is none."""
     values: dict[str, Any] = {"step": 0}
     with suppress(OSError, ValueError):
         for row in read_metrics(path / "metrics.jsonl"):  # some thousand short lines at most
@@ -231,8 +230,8 @@ def last_values(path: Path) -> dict[str, Any]:
 
 
 def is_complete(path: Path) -> bool:
-    """Tells whether the run is done, by the file that is written last. Raises InvalidRecord if that
-    is corrupt; a reader finds what is wrong with the others.
+    """Tells whether the run is done, by the file written last. Raises InvalidRecord if that is
+    corrupt; the other files are not checked.
     """
     file = path / "summary.json"
     try:
@@ -244,7 +243,7 @@ def is_complete(path: Path) -> bool:
 def find_record(name: str, *, results_dir: Path) -> Record:
     """Finds a finished run by its folder, its id or the start of its id.
 
-    Raises UserError for none or several matches, DataError for a run that is not finished.
+    Raises UserError for none or several matches, DataError for an unfinished run.
     """
     path = Path(name)
     if not (path / "run.json").exists():
@@ -265,12 +264,12 @@ def find_record(name: str, *, results_dir: Path) -> Record:
 
 
 def data_digests(meta: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the SHA-256 of each split of a data's meta.json."""
+    """Returns the SHA-256 of each split in the data's meta.json."""
     return {name: split["sha256"] for name, split in meta["splits"].items()}
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Reads the keys and values of a JSON or YAML file."""
+    """Reads a JSON or YAML object."""
     try:
         content: dict[str, Any] = read_json(path) if path.suffix == ".json" else read_yaml(path)
     except (ValueError, yaml.YAMLError) as error:

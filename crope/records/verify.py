@@ -1,7 +1,7 @@
 """The deep check of records: whether all their numbers follow from configuration and metrics.
 
-Reading a record (`store.read_record`) leaves it out. It finds what a changed program would read
-otherwise than it was written, and published sets that were edited.
+`store.read_record` leaves it out. It finds numbers that a changed program would compute
+differently, and edited published sets.
 """
 
 import math
@@ -31,8 +31,8 @@ from crope.records.store import (
 
 
 def verify_records(folders: Iterable[Path]) -> list[str]:
-    """Returns a line for each wrong record, `<folder>/<run id>: reason`, of folders of runs and
-    published sets. Raises DataError for a set whose lines cannot be read.
+    """Returns a line, `<folder>/<run id>: reason`, for each wrong record of run folders and
+    published sets. Raises DataError for an unreadable set.
     """
     problems: list[str] = []
     for folder in folders:
@@ -63,8 +63,8 @@ def _noted(problems: list[str], path: Path) -> Iterator[None]:
 
 
 def verify_record(record: Record, rows: list[dict[str, Any]]) -> None:
-    """Raises ValueError for a number of a valid record that does not follow from the others; `rows`
-    are those of metrics.jsonl.
+    """Raises ValueError if a number of a valid record does not follow from the others; `rows` are
+    those of metrics.jsonl.
     """
     if record.summary["status"] == "failed":
         return  # its metrics enter no number
@@ -84,8 +84,8 @@ def verify_record(record: Record, rows: list[dict[str, Any]]) -> None:
 
 
 def check_rows(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> None:
-    """Raises ValueError if metrics.jsonl is not that of a whole run of this configuration: if the
-    validations are not at their steps or a learning rate is not that of its step.
+    """Raises ValueError unless metrics.jsonl has, step by step, the validations and learning rates
+    of a whole run of this configuration.
     """
     train = TrainConfig(**known_values(TrainConfig, config["train"]))
     evaluation = EvalConfig(**known_values(EvalConfig, config["eval"]))

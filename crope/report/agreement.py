@@ -1,5 +1,5 @@
-"""Runs that were executed more than once: how far published executions of one run lie apart, and
-the user's own runs from the published ones.
+"""Repeated runs: how far published executions of one run lie apart, and the user's own from the
+published ones.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ EXECUTION = ["cell_key", "model", "seed"]  # two runs with these in common diffe
 
 def repeats(published: pd.DataFrame) -> pd.DataFrame:
     """Measures how far executions of one run lie apart: one line per scale, corpus and row with
-    `runs` and `largest` (of the range of their final losses, nats per token), at equal and at any
+    `runs` and `largest` (range of their final losses, nats per token), at equal and at any
     precision.
     """
     complete = published.loc[
@@ -48,8 +48,8 @@ def repeats_table(published: pd.DataFrame) -> Table:
 
 
 def own_and_published(runs: Runs) -> pd.DataFrame:
-    """Finds the user's complete runs that are published too, with `published` (the loss that lies
-    nearest) and `distance`, in nats per token.
+    """Finds the user's complete runs that are published too, with `published` (the nearest loss)
+    and `distance`, in nats per token.
     """
     own = runs.own[runs.own["status"] == "complete"]
     public = runs.published[runs.published["status"] == "complete"]

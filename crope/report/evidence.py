@@ -60,7 +60,7 @@ Term = tuple[str, str]  # model and setting; "" stands for each setting of the s
 
 @dataclass(frozen=True)
 class Contrast:
-    """Asks for first - mean of seconds at equal seed, in one or more studies of one row.
+    """A difference, first - mean of seconds, at equal seed in one or more studies of one row.
 
     name      P1, R1, ... of a planned one; else <study>/<difference>
     at        the settings that are asked; none: all of the study
@@ -118,7 +118,7 @@ def load_contrasts(file: Path = CONTRASTS_FILE) -> dict[str, Contrast]:
 
 
 def make_contrast(studies: str, entry: Any, name: str = "") -> Contrast:
-    """Makes a contrast of a difference or of an entry of conf/contrasts.yaml. Raises ValueError or
+    """Makes a contrast from a difference or an entry of conf/contrasts.yaml. Raises ValueError or
     TypeError for a wrong one.
     """
     options = {"difference": entry} if isinstance(entry, str) else dict(entry)
@@ -134,8 +134,8 @@ def make_contrast(studies: str, entry: Any, name: str = "") -> Contrast:
 
 
 def check_names(contrast: Contrast) -> None:
-    """Raises ValueError for a model or a setting that a study does not have: it would have no line
-    and no message. Raises ConfigError for no such study.
+    """Raises ValueError for a model or setting that a study lacks: it would have no line and no
+    message. Raises ConfigError for no such study.
     """
     if contrast.of not in OF:
         raise ValueError(f"of: {contrast.of}: must be one of {', '.join(OF)}")
@@ -155,8 +155,8 @@ def check_names(contrast: Contrast) -> None:
 
 
 def parse_difference(text: str) -> list[Term]:
-    """Splits `crope - rope`, `crope - lowrank halved`, `crope at A - rope at B` or one model into its
-    terms. Raises ValueError.
+    """Splits `crope - rope`, `crope - lowrank halved`, `crope at A - rope at B` or one model into
+    its terms. Raises ValueError.
     """
     left, _, right = text.partition(" - ")
     first = TERM.fullmatch(left)
@@ -167,7 +167,7 @@ def parse_difference(text: str) -> list[Term]:
 
 def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     """Subtracts at equal study, corpus, row, setting and seed, where every term has a run: one line
-    each, with the loss of each term by its label, and `nats`, which a diverged run makes infinite.
+    each, with the loss of each term by its label, and `nats`, infinite if a run diverged.
 
     runs   the frame of `by_study`
     """
@@ -189,9 +189,7 @@ def _places(runs: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
 
 
 def of_term(runs: pd.DataFrame, contrast: Contrast, term: Term) -> pd.DataFrame:
-    """Selects the runs of one term; the setting of a term's own is left out, because the other terms
-    have theirs.
-    """
+    """Selects the runs of one term; a term's own setting is blanked, as other terms have theirs."""
     model, setting = term
     chosen = runs[runs["study"].isin(contrast.studies)]
     if contrast.at:
@@ -209,8 +207,8 @@ def crope_minus_rope(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
-    """Selects for each model and corpus the setting with the lowest mean loss over all seeds; nothing
-    before the plan is complete.
+    """Selects for each model and corpus the setting with the lowest mean loss over all seeds;
+    nothing before the plan is complete.
 
     Their setting names these choices, and says where one lies at an end of the study's grid.
     """
@@ -236,8 +234,8 @@ def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
 
 
 def estimate(by_seed: pd.Series, planned: int = 0) -> dict[str, Any]:
-    """Computes n, mean, sample standard deviation and Student's interval; NaN for what these seeds do
-    not give. There is no interval before all planned seeds are there.
+    """Computes n, mean, sample standard deviation and Student's interval; NaN for what these seeds
+    do not give. There is no interval before all planned seeds are there.
     """
     n, mean = len(by_seed), by_seed.mean()
     complete = n >= planned
@@ -253,7 +251,7 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     """Gives a line (LINE) per row and setting over all its corpora, and one per corpus where there
     are several; in Tables 1 and 2 only these.
 
-    A plan that is not complete has one line, which says how many of its seeds are there.
+    An incomplete plan has one line: how many of its seeds are there.
     """
     plan = runs[runs["study"].isin(contrast.studies)]
     planned = sum(len(planned_seeds(study)) for study in contrast.studies)

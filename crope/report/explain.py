@@ -1,5 +1,6 @@
-"""The runs behind a number: a cell of Table 1 or 2 (`make explain CELL=table1/ptb/crope`), a planned
-question (CELL=P1) or another difference (CELL=cost/mqa-rope). Published runs are always found.
+"""The runs behind a number: a cell of Table 1 or 2 (`make explain CELL=table1/ptb/crope`), a
+planned question (CELL=P1) or another difference (CELL=cost/mqa-rope). Published runs are always
+found.
 """
 
 import difflib
@@ -36,7 +37,7 @@ def explain(
     """Lists the runs behind `name`: seed, loss, how it was made; then mean, ± and interval. Without
     a name it lists all names.
 
-    Raises UserError with similar names if there is no such number.
+    Raises UserError with similar names for an unknown name.
     """
     cells, contrasts = _cell_names(), load_contrasts()
     if name is None:
@@ -96,8 +97,8 @@ def _explain_cell(joined: pd.DataFrame, name: str) -> str:
 
 
 def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
-    """Lists the losses behind each difference, with how the first model's run was made; then what is
-    printed of them.
+    """Lists the losses behind each difference, with how the first model's run was made; then what
+    is printed of them.
     """
     by_seed = differences(runs, contrast)
     if by_seed.empty:
@@ -112,8 +113,8 @@ def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
 
 
 def _printed(runs: pd.DataFrame, columns: list[str]) -> str:
-    """Prints these columns and how the runs were made; what all have in common is a line of its own, so
-    that a row is short.
+    """Prints these columns and how the runs were made; what all share has one line, which keeps
+    rows short.
     """
     shown = runs.rename(columns={"provenance.device": "device", "run_id": "run"}).assign(
         commit=runs["provenance.commit"].str[:12], folder=runs["folder"].map(os.path.relpath)

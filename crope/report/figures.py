@@ -31,8 +31,7 @@ NUMBER: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "font
 def fig4(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     """Draws validation (top) and training loss of Table 1's runs: a column per dataset, mean over
     seeds, band from lowest to highest seed; markers are the full validation loss, dotted lines the
-    steps at which the learning rate drops. The paper's text puts training on top, its caption
-    validation.
+    learning-rate drops. The paper's text puts training on top, its caption validation.
 
     curves   of `load_curves(runs)`
     """
@@ -93,8 +92,8 @@ def over_seeds(curves: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
-    """Draws the validation loss of single runs, a panel per dataset: markers are losses of the whole
-    split or its fixed part, lines the sampled ones.
+    """Draws the validation loss of single runs, a panel per dataset: markers are losses of the
+    whole split or its fixed part, lines the sampled ones.
 
     curves   of `load_curves(runs)`
     """

@@ -15,7 +15,7 @@ A sentence has placeholders, and what each of them rests on:
     is         what its interval said of 0: above 0, below 0 or open
     show       size: the mean without sign and interval; spread: the standard deviation over seeds
 
-A planned difference is marked by †. A sentence whose answer has changed is refused, so that nobody
+† marks a planned difference. A sentence whose answer has changed is refused, so that nobody
 publishes it unread.
 """
 
@@ -50,8 +50,7 @@ class Findings:
 def findings(lines: pd.DataFrame) -> Findings:
     """Fills the numbers into the sentences, from the lines of `answers`.
 
-    Raises UserError for a sentence that rests on a line that is not there, or whose answer is
-    another now.
+    Raises UserError for a sentence that rests on a missing line, or whose answer has changed.
     """
     content = read_yaml(FINDINGS_FILE)
     printed = []
@@ -103,7 +102,7 @@ def reading(line: Mapping[Any, Any]) -> str:
 
 
 def _answer_line(lines: pd.DataFrame, basis: Mapping[str, str]) -> dict[Any, Any]:
-    """Finds the line of a contrast at this setting and of this corpus. Raises UserError."""
+    """Finds a contrast's line at this setting and corpus. Raises UserError."""
     lines = lines[lines["name"] == basis["from"]]
     for key, column in (("at", "setting"), ("in", "dataset")):
         if key in basis:

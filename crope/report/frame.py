@@ -1,7 +1,7 @@
 """The data frame of finished runs, one row per run: the source of every reported number.
 
 Runs come from folders of run directories (the user's own) and from published sets. `by_study` joins
-them with the cells of the studies: every table and every difference is a groupby of its result.
+them with the cells of the studies: every table and difference is a groupby of its result.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -88,7 +88,7 @@ def dataset_label(dataset: str) -> str:
 
 @dataclass(frozen=True)
 class Runs:
-    """Holds what a report is made from: the user's own runs and the published ones.
+    """The runs of a report: the user's own and the published ones.
 
     scale   of Tables 1 and 2
     """
@@ -114,13 +114,13 @@ def load_runs(*, results_dir: Path, scale: str | None = None, folders: Sequence[
 
 
 def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecord]]:
-    """Reads every finished run of run folders and published sets, one row each, and the invalid
+    """Reads the finished runs of run folders and published sets, one row each, and the invalid
     records.
 
-    Columns: `record_set` (the set's name, or OWN), `folder`, `run_id`, `status` (complete, failed or
-    stale), `loss` (final full validation loss, nats per token; infinite if the run diverged), those
-    of run.json and summary.json, `config.<dotted>` and `provenance.<dotted>`, `beyond_nats`. Of a run
-    that lies in several run folders the first counts. Raises DataError for a damaged set.
+    Columns: `record_set` (the set's name, or OWN), `folder`, `run_id`, `status` (complete, failed
+    or stale), `loss` (final full validation loss, nats per token; infinite if the run diverged),
+    those of run.json and summary.json, `config.<dotted>` and `provenance.<dotted>`, `beyond_nats`.
+    Of copies in several run folders the first counts. Raises DataError for a damaged set.
     """
     rows: list[dict[str, Any]] = []
     invalid: list[InvalidRecord] = []
@@ -163,9 +163,7 @@ def _beyond(measured: Mapping[str, Any], trained: int) -> float | None:
 
 
 def load_curves(runs: pd.DataFrame) -> pd.DataFrame:
-    """Reads the curves of rows of the frame: run_id, step, val/loss_nats, ..., with the dataset, row,
-    model and seed of its run.
-    """
+    """Reads the runs' curves: run_id, dataset, row, model, seed, step, val/loss_nats, ..."""
     parts = []
     for folder, of_folder in runs.groupby("folder"):
         curves = read_curves(Path(str(folder)), list(of_folder["run_id"]))
@@ -175,10 +173,11 @@ def load_curves(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_study(runs: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
-    """Joins cells of studies with their runs, one line each: the columns of `cell_frame` and COLUMNS.
+    """Joins cells of studies with their runs, one line each: the columns of `cell_frame` and
+    COLUMNS.
 
     A run counts if it is complete or diverged and its seed planned. Tables 1 and 2 take every seed
-    that RoPE and CRoPE share, so that a row and its difference are of the same runs.
+    that RoPE and CRoPE share: a row and its difference are of the same runs.
 
     Raises UserError as check_comparable does.
     """
@@ -197,7 +196,7 @@ def by_study(runs: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
 
 
 def cell_frame(cells: Iterable[Cell]) -> pd.DataFrame:
-    """Makes one line per cell, with the numbers of `corpora` and `plan_settings` of its row in the plan."""
+    """Makes one line per cell; `corpora` and `plan_settings` count those of its row in the plan."""
     frame = pd.DataFrame(map(vars, cells), columns=[field.name for field in fields(Cell)])
     of_row = frame.groupby(["study", "row"])
     frame["corpora"] = of_row["dataset"].transform("nunique")
@@ -206,8 +205,8 @@ def cell_frame(cells: Iterable[Cell]) -> pd.DataFrame:
 
 
 def _one_set_for_each_seed(joined: pd.DataFrame) -> pd.DataFrame:
-    """Takes the runs of each seed of a study from one record set: the one that has most of them, of
-    equal ones that with most runs of the study. A difference within a seed is then of one machine.
+    """Takes the runs of each seed of a study from the record set with most of them, of equal ones
+    that with most runs of the study. A difference within a seed is then of one machine.
     """
     of_seed = joined.groupby(["study", "seed", "record_set"])["run_id"].transform("size")
     of_study = joined.groupby(["study", "record_set"])["run_id"].transform("size")
@@ -218,8 +217,8 @@ def _one_set_for_each_seed(joined: pd.DataFrame) -> pd.DataFrame:
 
 
 def common_seeds(runs: pd.DataFrame) -> pd.DataFrame:
-    """Keeps the seeds for which both RoPE and CRoPE have a run. A row with only one of the two keeps
-    all its seeds.
+    """Keeps the seeds that both RoPE and CRoPE have. A row with only one of them keeps all its
+    seeds.
     """
     keys = ["study", "dataset", "row"]
     paired = runs.assign(pair=runs["model"].where(runs["model"].isin(PAIR)))

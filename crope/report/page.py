@@ -71,7 +71,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Report:
-    """Holds what is printed.
+    """The content of a report.
 
     shown    the runs in Tables 1 and 2: the user's if one is of their cells, else published ones
     whose    says which
@@ -128,8 +128,8 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
 
 
 def shown_cells(runs: Runs) -> list[Cell]:
-    """Lists the cells of Tables 1 and 2; those of STAND_IN only if the user has a run of each of their
-    models on it. Otherwise runs of another study would take the place of the paper's datasets.
+    """Lists the cells of Tables 1 and 2; those of STAND_IN only if the user has a run of each of
+    their models on it. Otherwise runs of another study would replace the paper's datasets.
     """
     cells = table_cells(runs.scale)
     others = [cell for cell in cells if cell.dataset != STAND_IN]
@@ -139,8 +139,8 @@ def shown_cells(runs: Runs) -> list[Cell]:
 
 
 def with_whole_seed(own: Results) -> set[str]:
-    """Names Tables 1 and 2 and the studies of which every run of some seed is there, unless all their
-    runs are of the tables: others share single runs with these.
+    """Names Tables 1 and 2 and the studies that have every run of some seed, unless all their runs
+    are of the tables: others share single runs with these.
     """
     cells = Counter(own.cells["study"])
     sizes = own.joined.groupby(["study", "seed"], as_index=False).size()
@@ -165,7 +165,7 @@ def build_report(
     studies: Collection[str] | None = None,
 ) -> list[InvalidRecord]:
     """Reads the runs of `load_runs`, writes the page and the CSV files, and prints the results of
-    `studies` (None: of those of `with_whole_seed`) and the page's path.
+    `studies` (None: those of `with_whole_seed`) and the page's path.
 
     `out_dir` defaults to results_dir/report, of the smoke scale report-smoke. Returns the invalid
     records, which enter no number. Raises UserError if runs of one row are not comparable.
@@ -232,7 +232,7 @@ def rate_lines(published: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside_rope() -> dict[str, str]:
-    """Finds the contrasts of the study `cost` that subtract RoPE, P1 among them: contrast -> model."""
+    """Finds the contrasts of study `cost` that subtract RoPE, P1 among them: contrast -> model."""
     models = {}
     for name, contrast in load_contrasts().items():
         model = contrast.first[0]
@@ -292,8 +292,8 @@ def render_template(template: Path, context: Mapping[str, Any], *, autoescape: b
 
 
 def print_report(report: Report, page: Path, studies: Collection[str] | None) -> None:
-    """Prints the losses and differences of the user's studies, Tables 1 and 2 of the user's runs if
-    they are asked for, how these agree with the published ones, and where the page is.
+    """Prints the losses and differences of the user's studies, Tables 1 and 2 if asked for, how
+    these agree with the published runs, and the page's path.
     """
     contrasts = load_contrasts()
     for table in report.studies:

@@ -1,5 +1,5 @@
 """Publication: finished runs into a set of results/published, and the README and docs/results.md,
-which are made from the published sets alone.
+made from the published sets alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,8 +42,8 @@ FACTS = SET_FACTS | {  # that tell the runs of a set apart
 
 
 def publish(results_dir: Path, name: str, *, scale: str) -> list[str]:
-    """Adds the complete and the diverged runs of one scale to the set `name`, without weights, and
-    the n-gram losses of the tokens that they were trained on; returns the run ids.
+    """Adds the complete and diverged runs of one scale to the set `name`, without weights, and the
+    n-gram losses of their tokens; returns the run ids.
 
     Raises UserError if a run was made from uncommitted code or there is none, DataError for invalid
     records.
@@ -79,9 +79,7 @@ def _is_result(record: Record, scale: str) -> bool:
 
 
 def _publish_ngrams(records: Iterable[Record]) -> None:
-    """Adds the n-gram losses of the tokens of these runs, of those that are on this machine;
-    computes them once.
-    """
+    """Adds the n-gram losses of these runs' tokens that are on this machine; computes them once."""
     merged = {json_sha256(entry["sha256"]): entry for entry in read_ngrams()}
     used = {json_sha256(data_digests(record.provenance["data"])) for record in records}
     for folder in TOKENS_DIR.glob("*/"):
@@ -118,7 +116,7 @@ def made_by(frame: pd.DataFrame, facts: Mapping[str, str]) -> pd.DataFrame:
 
 
 def update_readme() -> None:
-    """Writes README.md and docs/results.md and their pictures, from the published sets alone."""
+    """Writes README.md, docs/results.md and their pictures from the published sets alone."""
     report = page.collect(load_runs(results_dir=PUBLISHED / "none"))
     texts = render_docs(report)
     for name, figure in page.draw(report).items():
@@ -179,7 +177,7 @@ def for_readme(table: Table, shown: pd.DataFrame, ngrams: Sequence[Mapping[str, 
 
 
 def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:
-    """Tabulates the losses of counting models on the same tokens, beside the paper's lowest loss."""
+    """Tabulates losses of counting models on the same tokens, beside the paper's lowest loss."""
     printed = []
     for entry in ngrams:
         of_paper = paper.TABLE1.get(entry["corpus"])

@@ -1,11 +1,11 @@
 """Tables as frames of text, from the frame of runs and the lines of evidence: Tables 1 and 2 with
 the paper's numbers, planned and exploratory differences, the user's own runs.
 
-Two protocols, everywhere of the same name:
+Two protocols:
 
 full      loss after the last step on the whole validation split or a fixed part of it, ± over seeds
-sampled   the paper's: mean and ± of the sampled validation losses of the last 10 % of steps, averaged
-          over seeds
+sampled   the paper's: mean and ± of the sampled validation losses of the last 10 % of steps,
+          averaged over seeds
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class Table:
         return "\n".join([f"**{self.caption}**", "", *lines])
 
     def text(self) -> str:
-        """Prints Table 1 or 2 for a terminal, each label on a line of its own: the full losses here and
+        """Prints Table 1 or 2 for a terminal, each label on its own line: the full losses here and
         the paper's.
         """
         frame = self.frame[self.frame.iloc[:, 1].isin(["paper", "full", ""])]
@@ -152,7 +152,7 @@ def _of_row(runs: pd.DataFrame, dataset: str, row: str) -> pd.DataFrame:
 def _paper_line(
     name: str, row: str, dataset: str, models: Sequence[str]
 ) -> tuple[pd.DataFrame, str]:
-    """Gives what the paper prints of one row, in the columns of `losses_by_model`, and CRoPE - RoPE."""
+    """Gives the paper's numbers of a row, in the columns of `losses_by_model`, and CRoPE - RoPE."""
     lines = []
     for model in models:
         line = {"model": model, "n": np.nan, "mean": np.nan, "std": np.nan, "status": ""}
@@ -195,7 +195,7 @@ def study_table(study: str, joined: pd.DataFrame) -> Table:
 
 
 def pair_difference(runs: pd.DataFrame, decimals: int) -> str:
-    """Prints CRoPE - RoPE of the runs of one line, its interval and n; empty without both models."""
+    """Prints CRoPE - RoPE of one line's runs, its interval and n; empty without both models."""
     by_seed = crope_minus_rope(runs)["nats"]
     if by_seed.empty:
         return ""
@@ -214,13 +214,13 @@ def _size(runs: pd.DataFrame) -> str:
 
 
 def _parameters(runs: pd.DataFrame, models: list[str]) -> list[str]:
-    """Prints the number of parameters of each model, with the embedding."""
+    """Prints each model's number of parameters, with the embedding."""
     sizes = runs.groupby("model")["parameters.total"].max().reindex(models)
     return ["–" if pd.isna(size) else f"{size:,.0f}" for size in sizes]
 
 
 def missing_words(source: pd.DataFrame) -> dict[str, str]:
-    """Says by cell_key why the runs of a cell count for nothing: failed, stale or no common seed."""
+    """Says by cell_key why a cell's runs do not count: failed, stale or no common seed."""
     words = source["status"].replace("complete", "no seed that RoPE and CRoPE share")
     return dict(zip(source["cell_key"], words, strict=True))
 

@@ -1,8 +1,7 @@
-"""Length extrapolation: validation losses of finished runs on sequences longer than those they were
-trained on.
+"""Length extrapolation: validation losses of finished runs on sequences longer than in training.
 
-The validation split is cut into spans of the longest length, and every span is read whole, in halves
-and in quarters: all lengths predict the same targets, with more or less context.
+The validation split is cut into spans of the longest length, and every span is read whole, in
+halves and in quarters: all lengths predict the same targets, with more or less context.
 
 Shapes: B spans, T tokens of the longest length.
 """
@@ -30,7 +29,7 @@ FACTORS = (1, 2, 4)
 
 
 def extrapolate_all(runs: Sequence[Run]) -> list[str]:
-    """Measures those of the runs that are complete; returns a line for each that failed."""
+    """Measures the complete runs; returns a line for each that failed."""
     problems = []
     for run in runs:
         try:
@@ -46,7 +45,7 @@ def extrapolate_all(runs: Sequence[Run]) -> list[str]:
 
 def extrapolate(record: Record) -> dict[str, Any]:
     """Measures a run at each of FACTORS times its training length, on the tokens that validated it,
-    and writes extrapolation.json to its folder. What was measured before is returned as it is.
+    and writes extrapolation.json to its folder. An earlier result is returned as it is.
 
     lengths       seq_len, loss_nats (nats per token; None and a note where the positions or the
                   split end before), tokens
@@ -88,7 +87,7 @@ def extrapolate(record: Record) -> dict[str, Any]:
 def losses_by_length(
     model: GPT, split: np.ndarray, lengths: Sequence[int], *, config: Config
 ) -> tuple[list[float], int]:
-    """Computes the mean loss at each of the ascending lengths; returns the number of targets too."""
+    """Computes the mean loss at each of the ascending lengths, and the number of targets."""
     model.eval()  # a dropped channel would be part of the loss
     device, longest = model.embedding.weight.device, lengths[-1]
     bf16 = config.train.precision == "bf16"  # so that the loss at factor 1 is the recorded one

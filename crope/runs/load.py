@@ -17,7 +17,7 @@ WEIGHTS = "weights.safetensors"
 
 
 def build_model(config: Config, *, max_len: int | None = None) -> GPT:
-    """Builds the model of a run at its initial values, on the CPU. max_len: default train.seq_len."""
+    """Builds a run's model at its initial values, on the CPU. max_len: default train.seq_len."""
     length = max_len or config.train.seq_len
     return GPT(
         config.model, vocab_size=config.tokenizer.vocab_size, max_len=length, seed=config.seed
@@ -27,10 +27,10 @@ def build_model(config: Config, *, max_len: int | None = None) -> GPT:
 def load_trained(record: Record, *, max_len: int | None = None) -> GPT:
     """Loads the trained model of a finished run, on the CPU.
 
-    max_len   length that its position tables must reach; default: that of its training
+    max_len   length that its position tables must reach; default: the training length
 
-    Raises UserError if the run is stale, or its weights are missing, not those that were recorded
-    or of another model.
+    Raises UserError if the run is stale, or its weights are missing, not the recorded ones or of
+    another model.
     """
     if record.status == "stale":
         raise UserError(f"{record.path}: the code of its model has changed since; train it again")

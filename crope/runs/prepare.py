@@ -12,8 +12,7 @@ from crope.errors import UserError, log_line
 def make_tokens(
     corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir: Path
 ) -> dict[str, UserError]:
-    """Makes the token files of each corpus and prints a line per corpus; returns the errors of
-    those that failed.
+    """Makes the token files of each corpus, prints a line each, and returns the errors by corpus.
 
     Raises OSError: no other corpus could be written either.
     """

@@ -1,5 +1,5 @@
-"""Progress bars on stderr while runs train; none where stderr is no terminal, nor in the processes of
-a sweep.
+"""Progress bars on stderr while runs train; none where stderr is no terminal, nor in a sweep's
+processes.
 """
 
 import multiprocessing
@@ -46,7 +46,7 @@ class RunProgress:
         self.bars.stop()
 
     def poll(self, active: Sequence[Run]) -> None:
-        """Reads how far the runs are that other processes train now."""
+        """Reads the progress of runs in other processes."""
         for run in active:
             self.show(run, last_values(run.path))
 
@@ -71,7 +71,7 @@ class RunProgress:
         self.bars.update(self.all, completed=self.share_done())
 
     def share_done(self) -> float:
-        """Computes the share of all training tokens that is done."""
+        """Computes the processed share of all training tokens."""
         done = 0.0
         for name, values in self.values.items():
             run = self.runs[name]

@@ -69,9 +69,9 @@ def device_name(device: torch.device) -> str:
 
 
 def earlier_attempts(path: Path) -> list[dict[str, Any]]:
-    """Reads the earlier attempts at a run, oldest first, from the provenance.json that it finds.
+    """Reads the earlier attempts at a run, oldest first, from its provenance.json.
 
-    If that is missing or corrupt, nothing is known of one attempt: such a run is not published.
+    If that is missing or corrupt, one attempt is unknown, and the run is not published.
     """
     try:
         last = Provenance.model_validate_json(path.read_bytes())
@@ -88,7 +88,7 @@ def _git_output(root: Path, *command: str) -> str | None:
 
 
 def _program(path: Path) -> str:
-    """Names the program without folders of the user, because records are published."""
+    """Names the program without the user's folders, because records are published."""
     path = path.resolve()
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
@@ -99,7 +99,7 @@ def _driver() -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    """Lists the versions of PACKAGES that are installed."""
+    """Lists the installed versions of PACKAGES."""
     versions = {}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):  # triton comes with CUDA only
@@ -108,7 +108,7 @@ def _versions() -> dict[str, str]:
 
 
 def _output(*command: str | Path) -> str | None:
-    """Returns the output of a command; None if it is absent or fails (no git checkout, no driver)."""
+    """Returns a command's output; None if it is absent or fails (no git checkout, no driver)."""
     try:
         # git can wait for a network file system, nvidia-smi for a broken driver.
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)

@@ -42,9 +42,9 @@ from crope.train.loop import Stopped, train
 class Outcome:
     """How a run ended, with one line to print.
 
-    status   complete; skipped (it was complete already); failed; busy (another process trains it);
+    status   complete; skipped (already complete); failed; busy (another process trains it);
              stopped (by a signal, after a checkpoint)
-    signal   that arrived meanwhile and asks for a stop; 0: none
+    signal   that arrived meanwhile and requests a stop; 0: none
     """
 
     run_id: str
@@ -54,13 +54,13 @@ class Outcome:
 
 
 def execute(run: Run) -> Outcome:
-    """Trains `run` and writes its record, unless it is complete or another process trains it; both are
-    found under the run's lock, which needs a folder that can be written.
+    """Trains `run` and writes its record, unless it is complete or another process trains it. Both
+    are checked under the run's lock, which needs a writable folder.
 
-    A failure during training is recorded and returned, not raised. Raises UserError if the
-    configuration, the data or the folder does not allow the run (a complete one: if it was made on
-    text from another source), StorageError if a file cannot be read or written (so would those of
-    other runs), InvalidRecord if the record on disk is corrupt.
+    A training failure is recorded and returned, not raised. Raises UserError if configuration, data
+    or folder does not allow the run (a complete one: if its text came from another source),
+    StorageError if a file cannot be read or written (other runs would fail too), InvalidRecord if
+    the record on disk is corrupt.
     """
     config = run.config
     try:
@@ -115,8 +115,8 @@ class Attempt:
 def attempt(run: Run, tokens: TokenSet) -> Iterator[Attempt]:
     """Writes what an incomplete run is, and at the end how it ended.
 
-    A run that is refused (UserError) keeps the files that it had. Any other failure than that of a
-    file is contained: one failing run must not stop a sweep.
+    A refused run (UserError) keeps its files. Any other failure, except a file's, is contained: one
+    failing run must not stop a sweep.
     """
     files = [run.path / "run.json", run.path / "provenance.json"]
     before = {file: file.read_bytes() for file in files if file.exists()}
@@ -140,9 +140,7 @@ def attempt(run: Run, tokens: TokenSet) -> Iterator[Attempt]:
 
 
 def _describe_attempt(run: Run, tokens: TokenSet) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Writes run.json, config.yaml and provenance.json; returns the content of the first and the
-    last.
-    """
+    """Writes run.json, config.yaml and provenance.json; returns the first and the last."""
     device = resolve_device(run.config.runtime.device)
     described = describe(run, device.type)
     resumed = bool(checkpoints(run.path))
@@ -187,7 +185,7 @@ def _train(run: Run, model: GPT, tokens: TokenSet, tracker: Tracker, stop: Stop)
 
 
 def record_failure(run: Run, message: str) -> None:
-    """Writes the failed summary of a run whose process was killed and could not do so itself."""
+    """Writes the failed summary of a run whose process was killed."""
     error = {"type": "Killed", "message": message, "step": None, "traceback": ""}
     summary = {"status": "failed", "error": error, "finished_utc": provenance.now_utc()}
     with suppress(Timeout), run_lock(run.path):  # another command may train it by now

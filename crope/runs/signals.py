@@ -12,7 +12,9 @@ from types import FrameType
 
 @dataclass
 class Stop:
-    """Set by a signal; `signal` is its number, 0 before, `since` its time (time.monotonic)."""
+    """A stop request: `signal` is the signal's number (0: none yet), `since` its time
+    (time.monotonic).
+    """
 
     signal: int = 0
     since: float = 0.0

@@ -1,8 +1,8 @@
-"""The runs of studies, several at a time: what `make reproduce` does before it reports.
+"""The runs of studies, several at a time, for `make reproduce`.
 
-Each run has a process of its own, started from a server that has imported torch: a process that is
-killed costs its own run only, where a ProcessPoolExecutor would lose every active run. Any number of
-these commands may share a results folder.
+Each run has its own process, forked from a server that has imported torch: a killed process costs
+only its own run, while a ProcessPoolExecutor would lose every active one. Any number of these
+commands may share a results folder.
 """
 
 import multiprocessing
@@ -48,7 +48,7 @@ LONGEST_FOLDER = 60  # of a temporary folder in which the path of a socket has s
 
 @dataclass(frozen=True)
 class Plan:
-    """Which runs are asked for. Raises ConfigError for an option that is wrong or would change a
+    """The runs that are asked for. Raises ConfigError for an option that is wrong or would change a
     number.
 
     seeds       of each study, as in `study.first_seeds`
@@ -85,10 +85,10 @@ class Plan:
 
 
 def with_data(plan: Plan) -> tuple[Plan, list[str]]:
-    """Returns the plan of those runs whose data is there, and a line for each dataset that failed.
+    """Returns the plan of the runs whose data is there, and a line for each failed dataset.
 
-    Token files are made once here; otherwise every process would wait for the first one. Where none
-    of the paper's datasets can be had, STAND_IN takes their place in Tables 1 and 2.
+    Token files are made here; otherwise every process would wait for the first one. If none of the
+    paper's datasets can be had, STAND_IN replaces them in Tables 1 and 2.
     """
     errors: dict[str, UserError] = {}
     while failed := _make_tokens(plan.runs()):
@@ -107,7 +107,7 @@ def with_data(plan: Plan) -> tuple[Plan, list[str]]:
 
 
 def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
-    """Makes the token files that incomplete runs need; the error of each dataset that failed."""
+    """Makes the token files that incomplete runs need; returns the errors by dataset."""
     asked = {(run.dataset, str(run.config.tokenizer)): run.config for run in incomplete(runs)}
     errors: dict[str, UserError] = {}
     for (dataset, _), config in asked.items():
@@ -116,7 +116,7 @@ def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
 
 
 def incomplete(runs: Sequence[Run]) -> list[Run]:
-    """Selects the runs that are not complete; a corrupt record among them is told by `execute`."""
+    """Selects the incomplete runs, corrupt ones too: `execute` reports these."""
     found = []
     for run in runs:
         with suppress(InvalidRecord):
@@ -127,7 +127,7 @@ def incomplete(runs: Sequence[Run]) -> list[Run]:
 
 
 def train_all(runs: Sequence[Run]) -> list[str]:
-    """Trains the runs that are not complete; returns a line for each that failed."""
+    """Trains the incomplete runs; returns a line for each that failed."""
     todo = incomplete(runs)
     counts = f"{len(runs)} runs, {len(todo)} to train"
     if not todo:
@@ -159,7 +159,7 @@ class Worker(NamedTuple):
 
 
 class Pool:
-    """Holds the processes that train runs now, at most `jobs`, spread over the GPUs."""
+    """The processes that train runs now, at most `jobs`, spread over the GPUs."""
 
     def __init__(self, jobs: int, work: Callable[[Run], Outcome]) -> None:
         self.work, self.stopping = work, False
@@ -199,11 +199,11 @@ def run_all(
     work: Callable[[Run], Outcome] = execute,
     show: Callable[[Sequence[Run]], None] = lambda active: None,
 ) -> Iterator[Outcome]:
-    """Trains the runs, `jobs` at a time, in the order given; yields the outcome of each as it ends.
-    `show` is called often with those that run now.
+    """Trains the runs in order, `jobs` at a time; yields the outcome of each as it ends. `show` is
+    called often with the active runs.
 
-    Runs that another command trains are left for last. After a signal or a StorageError no other run
-    starts and every process saves its own; then KeyboardInterrupt or that error is raised.
+    Runs that another command trains come last. After a signal or StorageError no other run starts
+    and every process saves its own; then KeyboardInterrupt or that error is raised.
     """
     waiting = [_resolved(run, jobs) for run in runs]
     fault = None
@@ -231,8 +231,8 @@ def run_all(
 
 
 def start_server() -> None:
-    """Starts the server that processes are forked from. It imports once what would take each process
-    a second; Ctrl-C reaches the server while it imports and must not end it.
+    """Starts the server that processes are forked from. It imports once what would take each
+    process a second; Ctrl-C during the import must not end the server.
     """
     forkserver.set_forkserver_preload(["crope.runs.run", "torch._dynamo"])
     resource_tracker.ensure_running()  # unblocks SIGINT
@@ -291,7 +291,8 @@ def _receive(receiver: Any, worker: Worker, stopping: bool) -> Outcome | Storage
 
 def _resolved(run: Run, jobs: int) -> Run:
     """Gives a run its share of the cores (one run per core is faster than one step on all cores),
-    and resolves its device and `compile=auto`: a process that lost the GPU must not go on without it.
+    and resolves its device and `compile=auto`: a process that lost the GPU must not go on without
+    it.
     """
     device = resolve_device(run.config.runtime.device)
     runtime = replace(
@@ -309,7 +310,7 @@ def _next_run(waiting: Sequence[Run]) -> Run | None:
 
 
 def default_jobs(runs: Sequence[Run]) -> int:
-    """Returns the runs at a time: one per GPU, or one per usable CPU core."""
+    """Returns the number of jobs: one per GPU, or per usable CPU core."""
     if resolve_device(runs[0].config.runtime.device).type == "cpu":
         return usable_cores()
     return torch.cuda.device_count()

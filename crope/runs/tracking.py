@@ -4,11 +4,11 @@ offline   into files under <results_dir>/wandb; `wandb sync` sends them.
 online    to the server; a failure costs one line on stderr and a bounded wait, never the run.
 disabled  nothing, as with tracker=none.
 
-A run that continues from its checkpoint is logged whole again (offline, in place of its earlier
-files) or from where wandb has it (online).
+A run continued from its checkpoint is logged whole again (offline, replacing its earlier files) or
+from where wandb has it (online).
 
-Group = scale, dataset and row, job type = the model, so that wandb's mean over both is that over
-seeds. The x axis is wandb's own step, which is ours.
+Group is scale, dataset and row; job type is the model: wandb's mean over both is that over seeds.
+The x axis is wandb's own step, which is ours.
 """
 
 import math
@@ -32,7 +32,7 @@ OFFLINE_NAME = "wandb.txt"
 
 
 class Tracker:
-    """Logs one run to wandb as its configuration says. No method raises."""
+    """The wandb log of one run, as its configuration says. No method raises."""
 
     def __init__(self, run: Run, described: Mapping[str, Any]) -> None:
         self.run, self.described = run, described  # the latter is its run.json
@@ -41,7 +41,7 @@ class Tracker:
         self.wandb_run: Any = None
 
     def log(self, line: Mapping[str, Any]) -> None:
-        """Takes one line that is in metrics.jsonl already."""
+        """Logs one line that is in metrics.jsonl already."""
         if not self.enabled:
             return
         self.enabled = False  # an error ends the logging
@@ -56,7 +56,7 @@ class Tracker:
             self.enabled = True
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Ends the run of wandb; `summary` is that of the run, of a stopped one its first fields."""
+        """Ends the wandb run with the run's summary; a stopped run has only its first fields."""
         if self.wandb_run is None:
             return
         with self._contained():
@@ -68,7 +68,7 @@ class Tracker:
             wandb.teardown()  # ends wandb's service process, which writes the files
 
     def _start(self) -> Any:
-        """Begins a run of wandb. Its config has the values that were used: not those of the paper's
+        """Begins a wandb run. Its config has the values that were used, not those of the paper's
         row.
         """
         # Read at import. Offline runs would send telemetry too.

@@ -1,5 +1,5 @@
-"""Complex-linear maps (Sec. 3): channel pairs as complex numbers, how much of a real matrix is
-complex-linear, and what Figs. 1 and 2 show.
+"""Complex-linear maps (Sec. 3): channel pairs as complex numbers, the complex-linear fraction of a
+real matrix, and the data of Figs. 1 and 2.
 
 Pairs are interleaved on both sides of a map: channels (2j, 2j+1) are one complex number (Eq. 8).
 numpy, float64.
@@ -63,8 +63,7 @@ def dense(w: Complex) -> Array:
 def complex_part(w_ED: Array) -> Array:
     """Returns the nearest complex-linear matrix, (W - i W i) / 2: an orthogonal projection.
 
-    It keeps the components of sigma_0 and sigma_2. What it removes turns the other way: for it,
-    W i = -i W.
+    It keeps the components of sigma_0 and sigma_2. What it removes satisfies W i = -i W.
     """
     i_EE, i_DD = (np.kron(np.eye(width // 2), TIMES_I) for width in w_ED.shape)
     return (w_ED - i_EE @ w_ED @ i_DD) / 2
@@ -78,8 +77,8 @@ def complex_fraction(w_ED: Array) -> float:
 
 
 def tied_entries(width: int) -> dict[str, NDArray[np.str_]]:
-    """Names, for Fig. 1, the free number at each entry of a width x width weight, named by letter,
-    row and column; "−" marks its negative.
+    """Names the free number at each entry of a width x width weight in Fig. 1, by letter, row and
+    column; "−" marks its negative.
 
     RoPE has width^2 of them, CRoPE (Eq. 30) half as many.
     """

@@ -1,8 +1,8 @@
 """Secs. 4.1 to 4.3: attention with hand-set weights in the project's own modules (one head,
 float64).
 
-Each claim of Eqs. 14 to 29 can be read off a Construction's scores and weights; docs/equations.md
-lists the claims that do not hold as printed.
+A Construction's scores and weights show each claim of Eqs. 14 to 29; docs/equations.md lists those
+that do not hold as printed.
 
 Shapes: B batch, T tokens, D model width, C = D/2 pairs, H heads, K head width, M query position, N
 key position.
@@ -35,8 +35,8 @@ WIDTHS, GAIN, WINDOW = (16, 4096), 1000.0, 64
 
 
 class Attended(NamedTuple):
-    """Holds what attention computes on the way: f of Eqs. 4 and 7 before the division by sqrt(K),
-    a_{m,n} of Eq. 2, and the output of the layer.
+    """The steps of attention: f of Eqs. 4 and 7 before division by sqrt(K), a_{m,n} of Eq. 2, and
+    the layer's output.
     """
 
     score_BHMN: torch.Tensor
@@ -47,10 +47,9 @@ class Attended(NamedTuple):
 def attend(
     attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor, *, causal: bool
 ) -> Attended:
-    """Computes Eqs. 1 to 3 step by step: with `causal` as in the layer's forward pass without
-    dropout.
+    """Computes Eqs. 1 to 3 step by step; with `causal`, as the layer does without dropout.
 
-    `causal=False` attends to tokens ahead, as Sec. 4.3 does and a causal layer cannot.
+    `causal=False` attends to tokens ahead, as Sec. 4.3 does.
     """
     q_BHTK = positions.rotate(attention.heads(attention.q_proj(x_BTD)))
     k_BHTK = positions.rotate(attention.heads(attention.k_proj(x_BTD)))
@@ -94,7 +93,7 @@ class Construction:
 
 
 def comparison(x_TD: Array, *, position: str, projection: str = "real") -> Construction:
-    """Builds attention with W_q = W_k = 1, the identity: Eqs. 14 and 19 (`sinusoidal`), 17 and 22
+    """Builds attention with W_q = W_k = 1 (identity): Eqs. 14 and 19 (`sinusoidal`), 17 and 22
     (`rotary`).
 
     The embeddings alone decide what is compared: large ones or ones on slow pairs (Eq. 16) compare
@@ -128,8 +127,7 @@ def pointing(
     Under rotation by +m theta the score is Re[conj(q) e^{i(n-m) theta} k], so the query of "next"
     must be e^{+i theta}; `sign=-1` gives the printed e^{-i theta}, which attends to m - 1 and m -
     2. The free numbers a_t are positive and sum to 1, different for every token; W_k is all ones,
-    so each token, of either kind or none, has the key 1. `gain` scales the queries. `width` must be
-    a multiple of 4.
+    so every token has the key 1. `gain` scales the queries. `width` must be a multiple of 4.
     """
     # Even pairs are read by the query of "next", odd ones by that of "nexnext".
     x_TC = np.zeros((len(offsets), width // 2), dtype=np.complex128)
@@ -150,11 +148,11 @@ def absolute_pointing(offsets: Sequence[int], *, width: int, gain: float = 1.0) 
     """Builds `pointing` with absolute sinusoids in one layer over a finite window; Sec. 4.3 calls
     it impossible.
 
-    The position part of the query is shifted by 1.5 steps, so that m + 1 and m + 2 tie for the
-    highest score; the token breaks the tie with a key that grows slowly with position: sin(n
-    theta_min), for n < pi / (2 theta_min). The margin is LEAN at every m (times `gain`). For *all*
-    positions the paper is right: the two tokens' scores differ by a bounded g(n), which would have to
-    fall at every step, so over N positions the margin is at most the range of g over N.
+    The position part of the query is shifted by 1.5 steps: m + 1 and m + 2 tie for the highest
+    score. The token breaks the tie with a key that grows slowly with position: sin(n theta_min),
+    for n < pi / (2 theta_min). The margin is LEAN times `gain` at every m. For *all* positions the
+    paper is right: the two tokens' scores differ by a bounded g(n), which must fall at every step,
+    so over N positions the margin is at most the range of g over N.
     """
     theta_C = frequencies(width)
     token = 100.0  # a large embedding, because W_q reads a sinusoid with the token

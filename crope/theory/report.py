@@ -1,7 +1,6 @@
 """`make theory`: results/theory with the numbers as JSON, the figures and theory.md.
 
-Everything depends on the code only: the same code gives the same bytes. Every number in theory.md
-is read from the data beside it.
+The same code gives the same bytes. Every number in theory.md is read from the data beside it.
 """
 
 from pathlib import Path

@@ -30,7 +30,7 @@ def phases(position: float, width: int) -> Complex:
 
 
 def rotary_matrix(position: float, width: int) -> Array:
-    """Builds R_{Theta,m} of RoFormer's Eq. 15 (Eq. 6 of the CRoPE paper), block-diagonal, (K, K)."""
+    """Builds R_{Theta,m} of RoFormer's Eq. 15 (CRoPE paper's Eq. 6), block-diagonal, (K, K)."""
     return dense(np.diag(phases(position, width)))
 
 
@@ -80,8 +80,8 @@ def missed_weight(
     """Computes the mean over positions of 1 - (softmax weight at position + offset), from scores
     gain * sum_i cos(... theta_i) / sqrt(width).
 
-    This is the closed form of the constructions, for widths at which their weight matrices would be
-    too large. Positions whose target lies outside 0 .. length - 1 are left out.
+    This closed form of the constructions serves widths at which weight matrices would be too large.
+    Positions whose target is outside 0 .. length - 1 are left out.
     """
     width = 2 * len(theta)
     peak = gain * len(theta) / np.sqrt(width)  # attention divides by sqrt(K); Eq. 2 does not

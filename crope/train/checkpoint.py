@@ -1,7 +1,7 @@
-"""Checkpoints: everything a run needs to continue as if it had never stopped; and trained weights.
+"""Checkpoints, from which a run continues as if it had never stopped, and trained weights.
 
 Data order, dropout and learning rate are functions of (seed, step), so model, optimiser, step and
-the size of metrics.jsonl are all of it. A file's name carries its step and the SHA-256 of its bytes,
+the size of metrics.jsonl suffice. A file's name has its step and SHA-256,
 `checkpoint-500-3f0c9a7be21d4a55.pt`; the newest two are kept.
 """
 
@@ -37,9 +37,7 @@ class TrainState:
 def save_checkpoint(
     folder: Path, state: TrainState, *, step: int, seconds: float, metrics_size: int
 ) -> None:
-    """Writes a checkpoint atomically. `step` is the number of updates done and `seconds` the time of
-    the run so far.
-    """
+    """Writes a checkpoint atomically, after `step` updates and `seconds` of the run."""
     metrics = (folder / "metrics.jsonl").read_bytes()[:metrics_size]
     content = {
         "step": step,
@@ -58,8 +56,8 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path, state: TrainState) -> tuple[int, float, int]:
-    """Restores `state` from the newest checkpoint that is not corrupt; returns (updates done, their
-    seconds, bytes of metrics.jsonl to keep), zeros if there is none.
+    """Restores `state` from the newest intact checkpoint; returns (updates done, their seconds,
+    bytes of metrics.jsonl to keep), zeros if there is none.
 
     A corrupt checkpoint is reported on stderr and deleted. No code from a file runs. Raises
     UserError for a checkpoint of another run, device or corpus, and keeps it.
@@ -87,8 +85,8 @@ def load_checkpoint(folder: Path, state: TrainState) -> tuple[int, float, int]:
 
 
 def _read(path: Path, logged: bytes) -> dict[str, Any] | None:
-    """Reads a checkpoint. Returns None, and says so, if it does not have the SHA-256 in its name or
-    `logged` does not begin with the metrics that it was saved with.
+    """Reads a checkpoint. Returns None, and says so, if its SHA-256 is not that in its name, or
+    `logged` does not begin with the metrics it was saved with.
     """
     data = path.read_bytes()
     problem = "corrupt"
@@ -114,7 +112,7 @@ def remove_checkpoints(folder: Path, *, keep: int = 0) -> None:
 
 
 def weights_bytes(model: nn.Module, *, run_id: str) -> bytes:
-    """Returns the state dict alone as safetensors, for use after training on any machine.
+    """Returns the state dict alone as safetensors, for use on any machine.
 
     A parameter of two layers is written once, under its first name. Raises RuntimeError for two
     parameters that share memory.

@@ -20,8 +20,8 @@ COMPILE_PAYS_STEPS = 2_000  # of a run on a GPU
 
 
 def resolve_device(name: str) -> torch.device:
-    """Returns the device; for `auto` the GPU where there is one. Raises ConfigError for `cuda`
-    where there is none.
+    """Returns the device; for `auto` the GPU, if there is one. Raises ConfigError for `cuda`
+    without a GPU.
     """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
@@ -32,7 +32,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def prepare_device(runtime: RuntimeConfig) -> torch.device:
-    """Sets torch's process-wide options and clears what an earlier run of this process left there."""
+    """Sets torch's process-wide options and clears what an earlier run of this process left."""
     device = resolve_device(runtime.device)
     if runtime.threads:
         torch.set_num_threads(runtime.threads)
@@ -50,15 +50,15 @@ def prepare_device(runtime: RuntimeConfig) -> torch.device:
 
 
 def set_numerics(*, deterministic: bool) -> None:
-    """Sets how torch computes, explicitly instead of by its defaults.
+    """Sets explicitly how torch computes.
 
     fp32 products      in float32, not TF32, which rounds the factors to 10 bits: fp32 runs are the
                        reference for bf16 runs. (Attention's kernel adds up three TF32 products.)
     bf16 products      summed in float32: the head's weight gradient has B L terms, 16,384 in the
-                       base row, and split sums that are rounded to bf16 would lose digits.
+                       base row, and split sums rounded to bf16 would lose digits.
     attention          never cuDNN's kernel, torch's first choice on Hopper: wrong gradients are
-                       reported for it, and other GPUs use the kernels of flash attention.
-    dropout masks      those of eager torch at the same seed also where a step is compiled.
+                       reported for it, and other GPUs use flash attention's kernels.
+    dropout masks      those of eager torch at the same seed, also in compiled steps.
     deterministic      kernels without atomic sums, and none chosen by timing in Inductor: the same
                        bits on every run of one machine.
     """
@@ -74,8 +74,8 @@ def set_numerics(*, deterministic: bool) -> None:
 
 
 def compiles(config: Config, device: torch.device) -> bool:
-    """Tells whether a run uses torch.compile: if asked to, or by `auto` if it pays within the run's
-    length; never where the machine cannot compile.
+    """Tells whether a run uses torch.compile: on request, or by `auto` if it pays within the run;
+    never where the machine cannot compile.
     """
     steps = config.train.max_steps
     pays = steps >= COMPILE_PAYS_STEPS
@@ -87,8 +87,8 @@ def compiles(config: Config, device: torch.device) -> bool:
 
 @cache
 def can_compile(kind: str) -> bool:
-    """Checks that torch.compile has what it needs on a device of this kind; prints once what to
-    install if it has not.
+    """Tells whether torch.compile has what it needs on this kind of device; if not, prints once
+    what to install.
 
     Inductor compiles C++ for a CPU; Triton compiles its launcher in C for a GPU.
     """
@@ -106,12 +106,10 @@ def can_compile(kind: str) -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Makes the C library keep memory that torch frees on a CPU instead of returning it to the
-    system.
+    """Makes the C library keep memory that torch frees on a CPU.
 
-    By default each large tensor is a new mapping whose pages the kernel clears one by one, which
-    takes a third of a step's time (docs/performance.md). Without mallopt, or where it refuses a
-    value, nothing changes.
+    By default each large tensor is a new mapping, and clearing its pages takes a third of a step's
+    time (docs/performance.md). Without mallopt, or where it refuses a value, nothing changes.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
@@ -124,8 +122,8 @@ def keep_freed_memory() -> None:
 def return_freed_memory() -> None:
     """Returns to the system what `keep_freed_memory` has kept.
 
-    In glibc before 2.38 a freed tensor's place is often too short for the next one of its size, so
-    that the eager full pass at the paper's vocabulary would grow by 0.4 GB a batch without end.
+    In glibc before 2.38 a freed tensor's place is often too short for the next one of its size: the
+    eager full pass at the paper's vocabulary would grow by 0.4 GB a batch.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):

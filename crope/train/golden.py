@@ -1,7 +1,7 @@
 """Golden losses: 20 steps of each model of conf/model in float64 through the trainer's own loop.
 
-float64, because rounding then differs between machines by about 1e-14 and a changed constant by far
-more: the tolerance can be tight. The corpus is generated, so the numbers depend on no data file.
+In float64, rounding changes losses between machines by about 1e-14, a changed constant by far more:
+the tolerance can be tight. The corpus is generated, so the numbers depend on no data file.
 """
 
 import tempfile
@@ -64,8 +64,8 @@ def golden_losses(model: ModelConfig) -> Losses:
 
 
 def remake(file: Path = GOLDEN_FILE) -> list[str]:
-    """Rewrites the golden file; returns the models whose losses moved beyond the tolerance, new ones
-    too. A model without a file in conf/model is dropped.
+    """Rewrites the golden file; returns the models whose losses moved beyond the tolerance, new
+    ones too. Models without a file in conf/model are dropped.
     """
     before: dict[str, Losses] = read_json(file)
     after = {name: golden_losses(model) for name, model in golden_models().items()}
@@ -84,8 +84,8 @@ def agree(expected: Losses, losses: Losses) -> bool:
 
 
 def _tokens() -> TokenSet:
-    """Makes two splits of a random corpus in which each token depends on the one before: there is
-    something to learn.
+    """Makes two splits of random tokens, each dependent on the one before: there is something to
+    learn.
     """
     generator = np.random.Generator(np.random.Philox(key=7))
     chain = np.cumsum(generator.zipf(1.5, size=4000) % 37) % VOCAB_SIZE

@@ -1,7 +1,8 @@
-"""The training loop: save once, then save if due, evaluate if due, batch, forward, loss, backward, AdamW, log if due.
+"""The training loop: save once, then save if due, evaluate if due, batch, forward, loss, backward,
+AdamW, log if due.
 
 "step" is always the number of optimiser updates done: the line of step s holds the validation loss
-after s updates and the training loss of the batch that makes update s + 1.
+after s updates and the training loss of update s + 1.
 """
 
 import math
@@ -34,15 +35,14 @@ Line = dict[str, float]
 
 
 class Stopped(BaseException):
-    """Training ended early on request; everything up to the step that its text names is saved.
+    """An early end of training on request; everything up to the step in its text is saved.
 
-    A BaseException like KeyboardInterrupt, so that code which catches a failing run's exception
-    does not catch it.
+    A BaseException like KeyboardInterrupt: code for a failing run's exception must not catch it.
     """
 
 
 class NonFiniteLoss(ArithmeticError):
-    """A loss, or another metric of this name, became NaN or infinite after `step` updates."""
+    """A loss, or other metric of this name, that is NaN or infinite after `step` updates."""
 
     def __init__(self, metric: str, step: int) -> None:
         super().__init__(
@@ -113,8 +113,8 @@ def train(
 
 
 def stoppable(loss: LossFunction, stop_requested: Callable[[], bool]) -> LossFunction:
-    """Returns the loss function; it raises Stopped if a stop was requested. Nothing else asks: every
-    update and every validation batch begins with a loss, and a full pass can take minutes.
+    """Makes a loss function raise Stopped if a stop was requested. Nothing else asks: every update
+    and validation batch begins with a loss, and a full pass can take minutes.
     """
 
     def loss_or_stop(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -142,8 +142,8 @@ def train_step(
     *,
     step: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """Updates the parameters once; returns the loss of the batch and, if train.grad_clip is set,
-    the norm of its gradient before clipping, both still on the device.
+    """Updates the parameters once; returns the batch's loss and, if train.grad_clip is set, the
+    gradient norm before clipping, both still on the device.
     """
     batch = sample_batch(tokens, config=config, step=step, purpose="train")
     if config.model.dropout:
@@ -173,8 +173,8 @@ def validate(
     *,
     step: int,
 ) -> Line:
-    """Computes the validation losses that are due after `step` updates; after the last one also the
-    training split's.
+    """Computes the validation losses due after `step` updates; after the last also the training
+    split's.
     """
     line: Line = {}
     last = step == config.train.max_steps
@@ -233,8 +233,10 @@ class Meter:
 
     def add(self, loss: Tensor, norm: Tensor | None, step: int, state: TrainState) -> Line:
         """Takes what `train_step` returned for update `step`; returns a training line at every
-        log_every-th step, else nothing: this batch's loss, the norm of its gradient before clipping,
-        its rate, and the mean speed since the last line without validation.
+        log_every-th step, else nothing.
+
+        The line has the loss, gradient norm before clipping and rate of this update, and the mean
+        speed since the last line, validation excluded.
         """
         self.steps += 1
         self.last_step = step
@@ -274,8 +276,8 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Excludes the block (validation, a checkpoint) from the step times; waits first for steps
-        queued on a GPU.
+        """Excludes the block (validation, a checkpoint) from the step times; first waits for queued
+        GPU steps.
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

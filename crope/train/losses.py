@@ -28,11 +28,11 @@ def cross_entropy(
     bf16: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
-    """Computes the reference loss, from which every reported number comes: mean next-token cross
-    entropy in nats; under bf16 autocast if asked to.
+    """Computes the reference loss, the source of every reported number: mean next-token cross
+    entropy in nats, on request under bf16 autocast.
 
-    The log-sum-exp is in float32 under autocast as well. Padding columns of the head are cut off
-    before the softmax.
+    The log-sum-exp is in float32 under autocast too. The head's padding columns are cut off before
+    the softmax.
     """
     with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=bf16):
         logits_BTV = model.logits(model(inputs_BT))
@@ -53,10 +53,10 @@ def build_losses(
     """Builds loss functions of (inputs_BT, targets_BT) in nats: for training the mean over all
     tokens, for validation the mean of each window, (B,).
 
-    Under bf16 autocast if train.precision says so; compiled where that pays, as one graph without
-    fallback to eager. The shorter last batches of a full pass run eagerly and row by row: each
-    shape would need a compilation of its own, and eager logits of many rows would exceed the memory
-    of a training step.
+    They use bf16 autocast if train.precision says so and are compiled where that pays, as one graph
+    without fallback to eager. Shorter last batches of a full pass run eagerly, row by row: each
+    shape would need its own compilation, and eager logits of many rows would exceed a training
+    step's memory.
     """
     bf16 = config.train.precision == "bf16"
 
@@ -94,7 +94,7 @@ def sampled_loss(loss: LossFunction, tokens: TokenArray, *, config: Config, step
 def full_loss(
     loss: LossFunction, tokens: TokenArray, *, config: Config, max_tokens: int | None = None
 ) -> tuple[float, int]:
-    """Computes the mean loss in nats over the split, and the number of targets in that mean.
+    """Computes the mean loss in nats over the split, and how many targets it averages.
 
     max_tokens (default eval.full_tokens) selects an evenly spaced subset of windows; 0 is the whole
     split.
@@ -117,5 +117,5 @@ def full_loss(
 
 
 def full_batch_size(config: Config) -> int:
-    """Returns the number of windows per batch of a full pass; the last batch may be smaller."""
+    """Returns how many windows a batch of a full pass has; the last may have fewer."""
     return max(config.train.batch_size, FULL_BATCH_TOKENS // config.train.seq_len)

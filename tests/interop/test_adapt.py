@@ -178,7 +178,7 @@ def test_layers_and_adapter_import_without_the_pipeline():
 
 
 def test_the_page_runs(capsys):
-    (code,) = blocks((ROOT / "docs" / "own-model.md").read_text(encoding="utf-8"))
+    code = blocks((ROOT / "docs" / "own-model.md").read_text(encoding="utf-8"))[0]
     exec(code, {})
     printed = capsys.readouterr().out
     assert "106,816 parameters, complex-linear 98,624" in printed
