@@ -84,7 +84,7 @@ def _sentence(lines: pd.DataFrame, entry: Mapping[str, Any]) -> str:
         text = interval_text(line, 3)
         if show := SHOWN.get(basis.get("show", "")):
             text = f"{abs(line[show]):.2g}"
-        numbers[name] = text + "†" * _is_planned(basis)
+        numbers[name] = text + "†" * (show != "std" and _is_planned(basis))
     return str(entry["says"].format_map(numbers))
 
 

@@ -49,7 +49,7 @@ def found(tmp_path, monkeypatch):
 
 def test_numbers_are_filled_in(found):
     (text,) = found(P1).readme
-    assert text == "It costs +0.200 (+0.100 to +0.300)†, at a large rate 0.12, spread 0.05†."
+    assert text == "It costs +0.200 (+0.100 to +0.300)†, at a large rate 0.12, spread 0.05."
 
 
 def test_the_table_of_differences_marks_planned_ones(found):
