@@ -38,7 +38,7 @@ setup: .venv/.stamp  ## the environment; targets that need it make it themselves
 reproduce: .venv/.stamp  ## data, runs, report [SCALE=... SEEDS=n STUDY="..." ARGS=...]
 	@$(PY) scripts/reproduce.py $(WHICH) $(ARGS)
 
-smoke: .venv/.stamp  ## the same at the smoke scale, in about a minute
+smoke: .venv/.stamp  ## the same at the smoke scale, in two minutes
 	@$(PY) scripts/reproduce.py --scale smoke --seeds 1 tracker=none
 
 status: .venv/.stamp  ## done, running, failed, missing runs [STUDY= SCALE= SEEDS=]

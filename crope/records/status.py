@@ -65,7 +65,7 @@ def list_runs(results_dir: Path, pattern: str = "") -> str:
     files = list((results_dir / "runs").glob("*/run.json"))
     files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     text = render_runs((file.parent for file in files), pattern)
-    return text or f"{results_dir / 'runs'}: no run matches"
+    return text or f"{results_dir / 'runs'}: no run has '{pattern}' in its line"
 
 
 def render_runs(paths: Iterable[Path], pattern: str = "") -> str:
@@ -136,6 +136,7 @@ def render_status(
         elif state.status == FAILED:
             lines.append(f"  {state.status:<8}{run_id}: {state.reason}")
     others = {run["run_id"] for run in present} - planned.keys()
-    lines.append(f"together {len(planned)} runs, those of two studies counted once")
+    if len(studies) > 1:
+        lines.append(f"together {len(planned)} runs, those of two studies counted once")
     lines.append(f"{len(others)} others in {results_dir / 'runs'} (python scripts/tools.py list)")
     return "\n".join(lines)

@@ -51,15 +51,21 @@ def explain(
     studies = contrast.studies if contrast else (name.split("/")[0],)
     runs = load_runs(results_dir=results_dir, scale=scale, folders=folders)
     sources = {"yours": (runs.own, runs.scale), "published": (runs.published, PUBLISHED_SCALE)}
-    parts = []
+    parts: list[str] = []
     for title, (frame, its_scale) in sources.items():
+        if parts and its_scale != runs.scale:  # runs of another scale explain nothing of yours
+            break
         asked = chain.from_iterable(study_cells(study, its_scale) for study in studies)
         joined = by_study(frame, asked)
         text = _explain_difference(joined, contrast) if contrast else _explain_cell(joined, name)
         if text:
             scales = ", ".join(joined["scale"].unique())
             parts.append(f"{name} ({title}, scale {scales})\n{text}")
-    return "\n\n".join(parts) or f"{name}: no run yet; `make reproduce STUDY={studies[0]}`"
+    if not parts:
+        return f"{name}: no run yet; `make reproduce STUDY={studies[0]}`"
+    if len(runs.own) and "(yours, " not in parts[0]:
+        parts.insert(0, f"{name}: no run of yours at scale {runs.scale}")
+    return "\n\n".join(parts)
 
 
 def _cell_names() -> list[str]:
@@ -116,8 +122,10 @@ def _printed(runs: pd.DataFrame, columns: list[str]) -> str:
     """Prints these columns and how the runs were made; what all share has one line, which keeps
     rows short.
     """
+    changed = runs["provenance.dirty"].map({True: " and uncommitted changes"})
     shown = runs.rename(columns={"provenance.device": "device", "run_id": "run"}).assign(
-        commit=runs["provenance.commit"].str[:12], folder=runs["folder"].map(os.path.relpath)
+        commit=runs["provenance.commit"].str[:12] + changed.fillna(""),
+        folder=runs["folder"].map(os.path.relpath),
     )
     made = ["precision", "commit", "device", "folder"]
     common = [name for name in made if shown[name].nunique() == 1]

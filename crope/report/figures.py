@@ -92,20 +92,25 @@ def over_seeds(curves: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
-    """Draws the validation loss of single runs, a panel per dataset: markers are losses of the
-    whole split or its fixed part, lines the sampled ones.
+    """Draws the validation loss of single runs, a panel per dataset and a colour for runs that
+    differ in the seed only: markers are losses of the whole split or its fixed part, lines the
+    sampled ones.
 
     curves   of `load_curves(runs)`
     """
     datasets = sorted(runs["dataset"].unique())
-    figure = new_figure(4.5 + 3.5 * len(datasets), 3.7)
+    figure = new_figure(1.5 + 4 * len(datasets), 4.5)
     axes = dict(zip(datasets, figure.subplots(1, len(datasets), squeeze=False)[0], strict=True))
-    for place, run in enumerate(runs.sort_values("run_id").to_dict("records")):
+    labels: dict[str, Any] = {}  # -> colour
+    for run in runs.sort_values("run_id").to_dict("records"):
         of_run = curves[curves["run_id"] == run["run_id"]].set_index("step")
-        axis, colour = axes[run["dataset"]], colormaps["tab20"](place)
-        label = " ".join([run["run_id"].rpartition("-")[0], *run["settings"]])
+        label = " ".join([run["run_id"].rpartition("-s")[0], *run["settings"]])
+        first = label not in labels
+        colour = labels.setdefault(label, colormaps["tab20"](len(labels)))
+        axis = axes[run["dataset"]]
         axis.plot(of_run[CURVES["validation"]].dropna(), color=colour, linewidth=0.7)
-        axis.plot(of_run[FULL].dropna(), color=colour, marker="o", linestyle="", label=label)
+        style: dict[str, Any] = {"color": colour, "marker": "o", "linestyle": ""}
+        axis.plot(of_run[FULL].dropna(), label=label if first else None, **style)
     for dataset, axis in axes.items():
         axis.set(title=dataset_label(dataset), xlabel="step")
         losses = curves[curves["dataset"] == dataset].dropna(subset=CURVES["validation"])
@@ -114,7 +119,7 @@ def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
         if len(late):
             _frame(axis, late.min(), late.max())
     axes[datasets[0]].set_ylabel(f"validation loss ({NATS})")
-    figure.legend(loc="outside right upper", fontsize="x-small")
+    figure.legend(loc="outside lower left", ncols=len(datasets), fontsize="small")
     return figure
 
 

@@ -59,6 +59,7 @@ COLUMNS = [
     "config.train.max_steps",
     "config.train.lr_step_size",
     "provenance.commit",
+    "provenance.dirty",
     "provenance.device",
     "provenance.data.splits.train.sha256",
     "provenance.data.splits.validation.sha256",

@@ -12,6 +12,7 @@ from textwrap import fill
 from typing import Any
 
 import jinja2
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -92,11 +93,8 @@ class Report:
     verdict: Sequence[str]
 
 
-def results(runs: pd.DataFrame, scale: str) -> Results:
-    """Joins the runs with the cells of all studies. Raises UserError if runs of one row are not
-    comparable.
-    """
-    cells = [*table_cells(scale), *expected_cells(scale)]
+def results(runs: pd.DataFrame, cells: Sequence[Cell]) -> Results:
+    """Joins the runs with the cells. Raises UserError if runs of one row are not comparable."""
     joined = by_study(runs, cells)
     return Results(cell_frame(cells), joined, answers(joined))
 
@@ -105,9 +103,10 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     """Makes everything of the report but its pictures; `studies` as in `build_report`. Raises
     UserError if runs of one row are not comparable.
     """
-    published = results(runs.published, PUBLISHED_SCALE)
-    own = results(runs.own, runs.scale)
+    every = [*table_cells(PUBLISHED_SCALE), *expected_cells(PUBLISHED_SCALE)]
+    published = results(runs.published, every)
     cells = shown_cells(runs)
+    own = results(runs.own, [*cells, *expected_cells(runs.scale)])
     planned = cell_frame(cells)
     source, whose = runs.published, "published runs"
     if runs.own["cell_key"].isin(planned["cell_key"]).any():
@@ -116,13 +115,14 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     large = paper_size(published.joined) if runs.scale != "paper" else shown[:0]
     missing = tables.missing_words(source)
     losses = [tables.loss_table(name, planned, shown, large, missing) for name in TABLES]
-    asked = [
-        name for name in own.joined["study"].unique() if name in (studies or with_whole_seed(own))
-    ]
+    told = with_whole_seed(own) | set(studies or ())
+    asked = [name for name in own.joined["study"].unique() if name in told]
     of_studies = [tables.study_table(name, own.joined) for name in asked if name not in TABLES]
     contrasts = load_contrasts()
-    of_asked = [not set(asked).isdisjoint(contrasts[name].studies) for name in own.answered["name"]]
-    differences = own.answered[of_asked]
+    of_line = [set(contrasts[name].studies) for name in own.answered["name"]]
+    differences = own.answered[np.array([bool(of & set(asked)) for of in of_line], dtype=bool)]
+    of_tables = [contrasts[name].studies[0] in TABLES for name in differences["name"]]
+    differences = differences.iloc[np.argsort(of_tables, kind="stable")]  # last, as on the page
     verdict = agreement.verdict(runs)
     return Report(runs, own, published, shown, whose, losses, of_studies, differences, verdict)
 
@@ -165,7 +165,7 @@ def build_report(
     studies: Collection[str] | None = None,
 ) -> list[InvalidRecord]:
     """Reads the runs of `load_runs`, writes the page and the CSV files, and prints the results of
-    `studies` (None: those of `with_whole_seed`) and the page's path.
+    `studies` (None: those of `with_whole_seed`, which the page always has) and the page's path.
 
     `out_dir` defaults to results_dir/report, of the smoke scale report-smoke. Returns the invalid
     records, which enter no number. Raises UserError if runs of one row are not comparable.
@@ -297,6 +297,8 @@ def print_report(report: Report, page: Path, studies: Collection[str] | None) ->
     """
     contrasts = load_contrasts()
     for table in report.studies:
+        if studies and table.name not in studies:
+            continue
         print(f"\n{table.caption}\n{table.frame.to_string(index=False)}")
         for line in report.differences.to_dict("records"):
             contrast = contrasts[line["name"]]

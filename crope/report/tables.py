@@ -266,18 +266,19 @@ def place(line: Mapping[Any, Any]) -> str:
 
 
 def own_table(runs: Runs) -> Table:
-    """Tabulates the user's own runs beside the published runs of the same cell."""
+    """Tabulates the user's own runs of the scale beside the published runs of the same cell."""
     public = runs.published[runs.published["status"] == "complete"].groupby("cell_key")["loss"]
     ranges = public.agg(["min", "max", "size"])
     printed = []
-    for run in runs.own.sort_values(["dataset", "run_id"]).to_dict("records"):
+    own = runs.own[runs.own["scale"] == runs.scale]
+    for run in own.sort_values(["dataset", "run_id"]).to_dict("records"):
         settings = ", ".join(run["settings"])
         loss = f"{run['loss']:.4f}" if run["status"] == "complete" else run["status"]
         beside = ""
         if run["cell_key"] in ranges.index:
             low, high, count = ranges.loc[run["cell_key"]]
             beside = f"{low:.4f} to {high:.4f} ({count:.0f} runs)"
-        printed.append([run["run_id"], run["scale"], settings, loss, beside])
-    columns = ["Run", "Scale", "Differs from the default", "Final loss", "Published"]
+        printed.append([run["run_id"], settings, loss, beside])
+    columns = ["Run", "Differs from the default", "Final loss", "Published"]
     frame = pd.DataFrame(printed, columns=columns)
     return Table("own", "Your runs beside the published ones of the same cell", frame)

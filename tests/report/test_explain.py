@@ -12,7 +12,7 @@ PUBLIC = together(
     runs(rope=[5.0, 5.5], crope=[5.25, 5.5]),
     runs(rope=[4.0], crope=[4.25], mqa=[4.5], **LONG),
     runs(rope=[4.0], crope=[4.5], dataset="wikitext2", **LONG),
-).assign(**{"provenance.commit": "c" * 40, "provenance.device": "a CPU"})
+).assign(**{"provenance.commit": "c" * 40, "provenance.dirty": True, "provenance.device": "a CPU"})
 OWN = PUBLIC.head(1).assign(loss=4.75, folder="mine", run_id="rope")
 TABLE1 = cells(study="table1") + cells(study="table1", dataset="tiny")
 OF_COST = {"study": "cost", "setting": "-long", "seeds": (10,)}
@@ -46,7 +46,7 @@ def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told):
         "seed full sampled run",
         "0 4.750000 NaN rope",
         "precision: fp32",
-        "commit: cccccccccccc",
+        "commit: cccccccccccc and uncommitted changes",
         "device: a CPU",
         "folder: mine",
     ]
@@ -57,13 +57,15 @@ def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told):
 
 def test_a_planned_question_whatever_scale_the_users_runs_have(told):
     lines = told("P1", "smoke")
-    assert lines[:4] == [
+    assert lines[:6] == [
+        "P1: no run of yours at scale smoke",
+        "",
         "P1 (published, scale quick)",
         "dataset seed CRoPE RoPE difference run",
         "ptb 10 4.250000 4.000000 0.250000 crope-ptb-base-long-s10",
         "wikitext2 10 4.500000 4.000000 0.500000 crope-wikitext2-base-long-s10",
     ]
-    assert lines[8:10] == ["CRoPE − RoPE; all corpora", "1 of 10 seeds, n = 1"]
+    assert lines[10:12] == ["CRoPE − RoPE; all corpora", "1 of 10 seeds, n = 1"]
 
 
 def test_a_difference_that_no_file_asks(told):

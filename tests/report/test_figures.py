@@ -97,7 +97,7 @@ def test_each_interval_has_its_number_of_seeds_and_corpora_stand_side_by_side():
 def test_own_curves_have_a_line_of_sampled_and_markers_of_full_losses_for_each_run():
     figure = figures.own_curves(curves(), TABLE1)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == [f"{model}-ptb-base" for model in ("crope", "rope") for _ in range(3)]
+    assert labels == ["crope-ptb-base", "rope-ptb-base"]
     assert drawn(figure, 0, labels[0])[0] == [[0, 9.6], [5, 6.6], [10, 5.6]]
     assert figure.axes[0].lines[0].get_xydata().round(9).tolist() == [[0, 9.1], [5, 6.1], [10, 5.1]]
 
