@@ -48,7 +48,7 @@ report: .venv/.stamp  ## the page and tables, from the records [SCALE= RUNS=fold
 	@$(PY) scripts/report.py $(AT) $(FROM)
 
 explain: .venv/.stamp  ## the runs behind a number [CELL=P1; none: a list; SCALE=]
-	@$(PY) scripts/tools.py explain $(AT) $(FROM) $(CELL)
+	@$(PY) scripts/tools.py explain $(AT) $(FROM) $(if $(CELL),'$(CELL)')
 
 theory: .venv/.stamp  ## the papers' constructions in numbers: results/theory
 	@$(PY) scripts/tools.py theory

@@ -106,7 +106,8 @@ def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
         of_run = curves[curves["run_id"] == run["run_id"]].set_index("step")
         label = " ".join([run["run_id"].rpartition("-s")[0], *run["settings"]])
         first = label not in labels
-        colour = labels.setdefault(label, colormaps["tab20"](len(labels)))
+        place = len(labels)  # ten colours, then their light tints
+        colour = labels.setdefault(label, colormaps["tab20"](2 * place % 20 + place // 10))
         axis = axes[run["dataset"]]
         axis.plot(of_run[CURVES["validation"]].dropna(), color=colour, linewidth=0.7)
         style: dict[str, Any] = {"color": colour, "marker": "o", "linestyle": ""}
@@ -119,7 +120,7 @@ def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
         if len(late):
             _frame(axis, late.min(), late.max())
     axes[datasets[0]].set_ylabel(f"validation loss ({NATS})")
-    figure.legend(loc="outside lower left", ncols=len(datasets), fontsize="small")
+    figure.legend(loc="outside lower left", ncols=len(datasets))
     return figure
 
 

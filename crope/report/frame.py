@@ -99,6 +99,11 @@ class Runs:
     published: pd.DataFrame
     invalid: Sequence[InvalidRecord]
 
+    @property
+    def of_scale(self) -> pd.DataFrame:
+        """Selects the user's runs of the scale."""
+        return self.own[self.own["scale"] == self.scale]
+
 
 def load_runs(*, results_dir: Path, scale: str | None = None, folders: Sequence[Path] = ()) -> Runs:
     """Reads the runs of `folders` (default: results_dir/runs) and all published ones.

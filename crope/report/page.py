@@ -196,11 +196,11 @@ def build_report(
 def draw(report: Report) -> dict[str, Figure]:
     """Draws the figures, by name; those without runs are left out."""
     drawn = {}
-    own, joined = report.runs.own, report.own.joined
-    complete = own[(own["status"] == "complete") & (own["scale"] == report.runs.scale)]
+    own, joined = report.runs.of_scale, report.own.joined
+    complete = own[own["status"] == "complete"]
     if report.studies:
         of_studies = joined["study"].isin([table.name for table in report.studies])
-        complete = own[own["run_id"].isin(joined.loc[of_studies, "run_id"])]
+        complete = report.runs.own[report.runs.own["run_id"].isin(joined.loc[of_studies, "run_id"])]
     if len(complete):
         newest = complete.sort_values("finished_utc").tail(MOST_CURVES)
         drawn["own"] = figures.own_curves(load_curves(newest), newest)
@@ -263,7 +263,7 @@ def render_page(report: Report, pictures: Mapping[str, Figure], found: Findings 
         "notes": PROTOCOL_NOTES,
         "images": images,
         "own": tables.own_table(report.runs),
-        "failed": failures(report.runs.own),
+        "failed": failures(report.runs.of_scale),
         "own_differences": tables.difference_table(report.differences, caption),
         "differences": tables.difference_table(public, "Planned differences of the published runs"),
         "repeats": agreement.repeats_table(report.runs.published),

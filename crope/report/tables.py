@@ -266,12 +266,11 @@ def place(line: Mapping[Any, Any]) -> str:
 
 
 def own_table(runs: Runs) -> Table:
-    """Tabulates the user's own runs of the scale beside the published runs of the same cell."""
+    """Tabulates the user's runs of the scale beside the published runs of the same cell."""
     public = runs.published[runs.published["status"] == "complete"].groupby("cell_key")["loss"]
     ranges = public.agg(["min", "max", "size"])
     printed = []
-    own = runs.own[runs.own["scale"] == runs.scale]
-    for run in own.sort_values(["dataset", "run_id"]).to_dict("records"):
+    for run in runs.of_scale.sort_values(["dataset", "run_id"]).to_dict("records"):
         settings = ", ".join(run["settings"])
         loss = f"{run['loss']:.4f}" if run["status"] == "complete" else run["status"]
         beside = ""
@@ -281,4 +280,4 @@ def own_table(runs: Runs) -> Table:
         printed.append([run["run_id"], settings, loss, beside])
     columns = ["Run", "Differs from the default", "Final loss", "Published"]
     frame = pd.DataFrame(printed, columns=columns)
-    return Table("own", "Your runs beside the published ones of the same cell", frame)
+    return Table("own", "Each of your runs, beside published ones of its cell", frame)

@@ -37,7 +37,7 @@ def load_trained(record: Record, *, max_len: int | None = None) -> GPT:
     weights = record.path / WEIGHTS
     remedy = f"remove {record.path} and train again with scripts/train.py"
     if not weights.exists():
-        raise UserError(f"{record.path}: {record.status}, but no {WEIGHTS}; {remedy}")
+        raise UserError(f"{record.path}: {record.status}, has no {WEIGHTS}; {remedy}")
     # Before it is opened: half a file, or that of another run, may open as well.
     if sha256_file(weights) != record.summary.get("weights_sha256"):
         raise UserError(f"{weights}: corrupt (SHA-256 is not the recorded one); {remedy}")

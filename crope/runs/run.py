@@ -208,5 +208,7 @@ def _result_line(path: Path, described: dict[str, Any], summary: dict[str, Any])
     settings = ", ".join([described["scale"], *described["settings"]])
     loss, time = summary["val_full"]["final_nats"], summary["time"]
     step = f"{time['median_step_ms']:.1f} ms per step, " if time["median_step_ms"] else ""
-    result = f"full validation {loss:.4f} nats per token, {step}{time['total_s']:.0f} s"
+    result = (
+        f"full validation {loss:.4f} nats per token, {step}{time['total_s']:.0f} s with validation"
+    )
     return f"{path} ({settings})\n  {result}"
