@@ -122,10 +122,13 @@ def _printed(runs: pd.DataFrame, columns: list[str]) -> str:
     """Prints these columns and how the runs were made; what all share has one line, which keeps
     rows short.
     """
-    changed = runs["provenance.dirty"].map({True: " and uncommitted changes"})
+    changed = {True: " and uncommitted changes"}
+    commits = [
+        f"{commit}"[:12] + changed.get(dirty, "")
+        for commit, dirty in zip(runs["provenance.commit"], runs["provenance.dirty"], strict=True)
+    ]
     shown = runs.rename(columns={"provenance.device": "device", "run_id": "run"}).assign(
-        commit=runs["provenance.commit"].str[:12] + changed.fillna(""),
-        folder=runs["folder"].map(os.path.relpath),
+        commit=commits, folder=runs["folder"].map(os.path.relpath)
     )
     made = ["precision", "commit", "device", "folder"]
     common = [name for name in made if shown[name].nunique() == 1]
