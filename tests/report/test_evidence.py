@@ -136,6 +136,13 @@ def test_without_a_run_of_the_grid_no_best_rate_is_chosen(three_rates):
     assert nats(at_rates(two_rates), BEST) == []
 
 
+def test_a_plan_at_best_rates_counts_its_seeds_before_its_end(three_rates):
+    """Seed 0 has both models at each rate, seed 1 no CRoPE at the last one."""
+    begun = {**ONE_CORPUS, 3: {"rope": [6.0, 6.0], "crope": [6.0]}}
+    (line,) = answer(at_rates(begun), replace(BEST, date="2026-11-26"))
+    assert (line["n"], line["planned"], line["complete"]) == (1, 2, False)
+
+
 @pytest.mark.slow
 def test_an_interval_at_best_rates_covers_95_percent(three_rates):
     """Two models with two rates nearly level, 8 seeds; losses of a seed go together. 300 draws
