@@ -7,7 +7,6 @@ code      golden
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -250,8 +249,6 @@ def build_parser() -> Parser:
 
 def main() -> int:
     options = build_parser().parse_args()
-    if options.call in (list_, status, explain):  # `... | head` ends them without a word
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     return options.call(options) or 0
 
 

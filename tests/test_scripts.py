@@ -1,10 +1,6 @@
 """The scripts as commands: what they refuse, what a multirun trains, output and exit status."""
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -139,16 +135,6 @@ def test_a_mistake_of_a_command_is_one_line_and_exit_status_1(tmp_path):
     assert done.returncode == 1
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_reader_who_has_seen_enough_is_no_error():
-    """As `head` does, it closes the pipe; here before the first line."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, ROOT / "scripts" / "tools.py", "explain"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 def test_reproduce_without_data_and_network(tmp_path):

@@ -12,7 +12,6 @@ from textwrap import fill
 from typing import Any
 
 import jinja2
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -116,13 +115,15 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     missing = tables.missing_words(source)
     losses = [tables.loss_table(name, planned, shown, large, missing) for name in TABLES]
     told = with_whole_seed(own) | set(studies or ())
-    asked = [name for name in own.joined["study"].unique() if name in told]
-    of_studies = [tables.study_table(name, own.joined) for name in asked if name not in TABLES]
+    with_runs = [name for name in own.joined["study"].unique() if name in told - set(TABLES)]
+    of_studies = [tables.study_table(name, own.joined) for name in with_runs]
     contrasts = load_contrasts()
-    of_line = [set(contrasts[name].studies) for name in own.answered["name"]]
-    differences = own.answered[np.array([bool(of & set(asked)) for of in of_line], dtype=bool)]
-    of_tables = [contrasts[name].studies[0] in TABLES for name in differences["name"]]
-    differences = differences.iloc[np.argsort(of_tables, kind="stable")]  # last, as on the page
+    names = [name for name in contrasts if not told.isdisjoint(contrasts[name].studies)]
+    names.sort(key=lambda name: contrasts[name].studies[0] in TABLES)  # last, as on the page
+    differences = own.answered[own.answered["name"].isin(names)]
+    differences = differences.sort_values(
+        "name", key=lambda name: name.map(names.index), kind="stable"
+    )
     verdict = agreement.verdict(runs)
     return Report(runs, own, published, shown, whose, losses, of_studies, differences, verdict)
 
