@@ -15,8 +15,8 @@ A sentence has placeholders, and what each of them rests on:
     is         what its interval said of 0: above 0, below 0 or open
     show       size: the mean without sign and interval; spread: the standard deviation over seeds
 
-† marks a planned difference. A sentence whose answer has changed is refused, so that nobody
-publishes it unread.
+† marks a planned difference; one corpus of it was no question of its own. A sentence whose answer
+has changed is refused, so that nobody publishes it unread.
 """
 
 from collections.abc import Mapping
@@ -89,7 +89,7 @@ def _sentence(lines: pd.DataFrame, entry: Mapping[str, Any]) -> str:
 
 
 def _is_planned(basis: Mapping[str, str]) -> bool:
-    return bool(load_contrasts()[basis["from"]].date)
+    return bool(load_contrasts()[basis["from"]].date) and "in" not in basis
 
 
 def reading(line: Mapping[Any, Any]) -> str:

@@ -44,9 +44,7 @@ PROTOCOL_NOTES = (
 )
 # Studies of whole rows of Tables 1 and 2 at the paper's own size.
 PAPER_SIZE = ("paper_row", "paper_row_xpos")
-# CRoPE - RoPE at each of their rates is one line: the same steps and warm-up.
-RATE_STUDIES = ("tuned_lr", "rate_edge", "rate_mean")
-HIGHEST_RATE = 0.008  # above it RoPE's losses scatter over tenths of a nat
+RATE_STUDY = "rates"  # the picture of CRoPE - RoPE at each learning rate
 MOST_CURVES = 20
 
 
@@ -220,12 +218,11 @@ def draw(report: Report) -> dict[str, Figure]:
 
 
 def rate_lines(published: pd.DataFrame) -> pd.DataFrame:
-    """Estimates CRoPE - RoPE at each learning rate and corpus over the seeds of RATE_STUDIES: the
+    """Estimates CRoPE - RoPE at each learning rate and corpus over the seeds of RATE_STUDY: the
     columns dataset, rate and those of `estimate`.
     """
-    by_seed = crope_minus_rope(published[published["study"].isin(RATE_STUDIES)])
+    by_seed = crope_minus_rope(published[published["study"] == RATE_STUDY])
     by_seed["rate"] = by_seed["setting"].str.removeprefix("train.lr=").astype(float)
-    by_seed = by_seed[by_seed["rate"] <= HIGHEST_RATE]
     lines = []
     for (dataset, rate), part in by_seed.groupby(["dataset", "rate"]):
         lines.append({"dataset": dataset, "rate": rate} | estimate(part["nats"]))

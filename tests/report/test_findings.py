@@ -27,9 +27,10 @@ differences:
   - {says: the paper's rate, from: P1}
   - {says: another, from: base/crope - rope, at: train.lr=1}
 readme:
-  - says: "It costs {cost}, at a large rate {fast}, spread {spread}."
+  - says: "It costs {cost}, on a corpus {ptb}, at a large rate {fast}, spread {spread}."
     rests:
       cost: {from: P1, is: above 0}
+      ptb: {from: P1, in: ptb, is: above 0, show: size}
       fast: {from: base/crope - rope, at: train.lr=2, in: ptb, is: open, show: size}
       spread: {from: P1, is: above 0, show: spread}
 results: []
@@ -48,8 +49,10 @@ def found(tmp_path, monkeypatch):
 
 
 def test_numbers_are_filled_in(found):
+    """† marks what was planned: all corpora of P1."""
     (text,) = found(P1).readme
-    assert text == "It costs +0.200 (+0.100 to +0.300)†, at a large rate 0.12, spread 0.05."
+    of_p1 = "It costs +0.200 (+0.100 to +0.300)†, on a corpus 9"
+    assert text == f"{of_p1}, at a large rate 0.12, spread 0.05."
 
 
 def test_the_table_of_differences_marks_planned_ones(found):
