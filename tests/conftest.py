@@ -52,6 +52,7 @@ SLOW = (
 TOY_VOCAB = 300
 TOY_OVERRIDES = (
     "data=tiny",
+    "scale=quick",
     "tracker=none",
     f"tokenizer.vocab_size={TOY_VOCAB}",
     "train.max_steps=12",

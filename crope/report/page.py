@@ -26,7 +26,6 @@ from crope.report.frame import (
     Runs,
     by_study,
     cell_frame,
-    common_seeds,
     load_curves,
     load_runs,
 )
@@ -42,8 +41,6 @@ PROTOCOL_NOTES = (
     " 12,288 and more: so the ± of small runs is larger. All models read the same batches, so that it"
     " says nothing of their difference.",
 )
-# Studies of whole rows of Tables 1 and 2 at the paper's own size.
-PAPER_SIZE = ("paper_row", "paper_row_xpos")
 RATE_STUDY = "rates"  # the picture of CRoPE - RoPE at each learning rate
 MOST_CURVES = 20
 
@@ -109,7 +106,9 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     if runs.own["cell_key"].isin(planned["cell_key"]).any():
         source, whose = runs.own, "your runs"
     shown = by_study(source, cells)
-    large = paper_size(published.joined) if runs.scale != "paper" else shown[:0]
+    large = shown[:0]
+    if runs.scale != "paper":
+        large = by_study(runs.published, table_cells("paper"))
     missing = tables.missing_words(source)
     losses = [tables.loss_table(name, planned, shown, large, missing) for name in TABLES]
     told = with_whole_seed(own) | set(studies or ())
@@ -147,12 +146,6 @@ def with_whole_seed(own: Results) -> set[str]:
     runs = own.joined.groupby("study")["run_id"].agg(set)
     of_tables = set().union(*(runs.get(name, set()) for name in TABLES))
     return {*TABLES, *(name for name in whole if not runs[name] <= of_tables)}
-
-
-def paper_size(published: pd.DataFrame) -> pd.DataFrame:
-    """Selects the runs of whole rows at the paper's own size, each once."""
-    large = published[published["study"].isin(PAPER_SIZE)].drop_duplicates("run_id")
-    return common_seeds(large)
 
 
 def build_report(

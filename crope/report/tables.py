@@ -109,11 +109,11 @@ def loss_table(
 
     cells        of both tables, at the scale that is reported
     runs         of `by_study`; where all of a table are of STAND_IN, its lines are the only ones
-    paper_size   those that were made at the paper's own size; empty where `runs` are
+    paper_size   published ones of the paper's own size; empty where `runs` are of it
     missing      of `missing_words`
     """
     decimals = paper.PRINTED_DECIMALS[name]
-    runs = runs[runs["study"] == name]
+    runs, paper_size = (of_tables[of_tables["study"] == name] for of_tables in (runs, paper_size))
     stands_in = set(runs["dataset"]) == {STAND_IN}
     cells = cells[(cells["study"] == name) & ((cells["dataset"] == STAND_IN) == stands_in)]
     printed, numbers = [], []

@@ -40,6 +40,8 @@ def built(monkeypatch, tmp_path):
     """Builds the report of these runs of Table 1, whose curves are empty; returns the folder."""
 
     def table_cells(scale):
+        if scale == "paper":
+            return cells(study="table1", setting="large")
         found = cells(study="table2", dataset="pg19")
         for name in ("ptb", "tiny"):
             found += cells(study="table1", dataset=name) + cells(study="table2", dataset=name)
@@ -117,10 +119,10 @@ def test_a_run_of_another_study_on_tiny_does_not_stand_in(built):
     assert set(pd.read_csv(folder / "table1.csv")["dataset"]) == {"ptb"}
 
 
-def test_rows_of_the_papers_own_size_have_the_seeds_of_both_models():
-    large = runs(rope=[4.0, 6.0], crope=[4.5]).assign(study="paper_row")
-    twice = pd.concat([large, large.assign(study="paper_row_xpos")])
-    assert list(page.paper_size(twice)["loss"]) == [4.0, 4.5]
+def test_published_runs_of_the_papers_own_size_stand_below(built):
+    large = runs(rope=[4.0, 6.0], crope=[4.5], setting="large").assign(record_set="gpu")
+    text = page_text(built(own(rope=[5.0], crope=[5.25]), together(PUBLIC, large)))
+    assert "<td>full, paper&#39;s size</td><td>4.0000</td><td>4.5000</td>" in text
 
 
 BESIDE_ROPE = {

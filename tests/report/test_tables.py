@@ -75,7 +75,7 @@ def test_table_2_has_the_papers_configurations():
 
 
 def test_runs_of_the_papers_own_size_stand_below():
-    large = of_table1(study="paper_row", rope=[4.0], crope=[4.5]).assign(scale="paper")
+    large = of_table1(rope=[4.0], crope=[4.5]).assign(scale="paper")
     small = of_table1(rope=[5.0], crope=[5.1])
     full, sampled = lines(table1(small, large, xpos="failed: in the small run"))[3:5]
     assert full == ["", "full, paper's size", "missing", "4.0000", "4.5000", f"+0.5000, {N}1"]
