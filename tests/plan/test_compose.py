@@ -32,10 +32,11 @@ def test_every_file_composes(number):
 
 
 def test_quick_runs_see_409600_tokens_and_decay_like_the_papers():
-    train = load_run(["scale=quick", "ablation=b2_l512_g09_s2000"]).config.train
+    quick = "scale=quick"
+    train = load_run([quick, "ablation=b2_l512_g09_s2000"]).config.train
     assert (train.batch_size, train.seq_len) == (1, 128)
     assert (train.max_steps, train.lr_step_size) == (3200, 640)
-    few = [load_run([f"train.max_steps={steps}"]).config.train for steps in (2, 16)]
+    few = [load_run([quick, f"train.max_steps={steps}"]).config.train for steps in (2, 16)]
     assert [train.lr_step_size for train in few] == [1, 2]
 
 

@@ -96,7 +96,7 @@ def test_a_live_run_is_logged_by_step_and_grouped(fake, toy_data, tmp_path):
 
 
 def test_a_runs_name_says_what_was_special_and_its_config_what_was_used(fake, tmp_path):
-    row = ("model=rope", "data=ptb", "ablation=b2_l512_g09_s1000", "train.lr=0.003")
+    row = ["model=rope", "data=ptb", "ablation=b2_l512_g09_s1000", "scale=quick", "train.lr=0.003"]
     given = facts(fake, load_run([*row, f"results_dir={tmp_path}"]))
     assert given["name"] == "rope-ptb-b2_l512_g09_s1000-s0 train.lr=0.003"
     assert given["config"]["train"]["batch_size"] == 1
