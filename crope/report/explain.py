@@ -50,9 +50,11 @@ def explain(
         raise UserError(f"'{name}': no such cell or difference; {hint}without CELL: a list")
     studies = contrast.studies if contrast else (name.split("/")[0],)
     runs = load_runs(results_dir=results_dir, scale=scale, folders=folders)
-    sources = {"yours": (runs.own, runs.scale), "published": (runs.published, PUBLISHED_SCALE)}
+    sources = [("yours", runs.own, runs.scale)] if len(runs.own) else []
+    for its_scale in dict.fromkeys([runs.scale, PUBLISHED_SCALE]):
+        sources.append(("published", runs.published, its_scale))
     parts: list[str] = []
-    for title, (frame, its_scale) in sources.items():
+    for title, frame, its_scale in sources:
         if parts and its_scale != runs.scale:  # runs of another scale explain nothing of yours
             break
         asked = chain.from_iterable(study_cells(study, its_scale) for study in studies)
@@ -94,8 +96,8 @@ def _explain_cell(joined: pd.DataFrame, name: str) -> str:
     runs = joined[of_row + joined["dataset"] + "/" + joined["model"] == cell]
     if runs.empty:
         return ""
-    shown = runs.rename(columns={"loss": "full", "val_sampled.mean_nats": "sampled"})
-    lines = [_printed(shown.sort_values("seed"), ["seed", "full", "sampled"])]
+    shown = runs.rename(columns={mean: protocol for protocol, (mean, _) in PROTOCOLS.items()})
+    lines = [_printed(shown.sort_values("seed"), ["seed", *PROTOCOLS])]
     for protocol in PROTOCOLS:
         ((n, mean, std),) = losses_by_model(runs, protocol).to_numpy()
         lines.append(f"{protocol}: {plus_minus(mean, std, 6)}, n = {n:.0f}")

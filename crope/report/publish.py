@@ -156,8 +156,8 @@ def render_docs(report: page.Report) -> dict[Path, str]:
 
 
 def for_readme(table: Table, shown: pd.DataFrame, ngrams: Sequence[Mapping[str, Any]]) -> Table:
-    """Reduces Table 1 to the paper's and the full losses, and adds what counting pairs of tokens
-    reaches on the same tokens.
+    """Leaves the sampled losses out of Table 1, and adds what counting pairs of tokens reaches on
+    the tokens of the small models.
     """
     vocabularies = shown.groupby("dataset")["config.tokenizer.vocab_size"].max()
     pairs = {}
@@ -170,8 +170,10 @@ def for_readme(table: Table, shown: pd.DataFrame, ngrams: Sequence[Mapping[str, 
         if line[kind] == "paper":
             corpus = line[label]
             lines.append(line)
-        if line[kind] == "full":
+        elif line[kind] == "full":
             lines.append(line | {label: pairs.get(corpus, ""), kind: "here"})
+        elif line[kind].startswith(("full,", "lowest,")):
+            lines.append(line | {kind: line[kind].replace("full", "here")})
     frame = pd.DataFrame(lines, columns=table.frame.columns).fillna("")
     return replace(table, frame=frame)
 

@@ -1,9 +1,10 @@
 """Tables as frames of text, from the frame of runs and the lines of evidence: Tables 1 and 2 with
 the paper's numbers, planned and exploratory differences, the user's own runs.
 
-Two protocols:
+Three protocols:
 
 full      loss after the last step on the whole validation split or a fixed part of it, ± over seeds
+lowest    the lowest of the run's full losses, where a later one is higher
 sampled   the paper's: mean and ± of the sampled validation losses of the last 10 % of steps,
           averaged over seeds
 """
@@ -22,8 +23,12 @@ from crope.report.evidence import Contrast, crope_minus_rope, estimate, load_con
 from crope.report.frame import PAIR, Runs, dataset_label, model_label
 
 MINUS = "\N{MINUS SIGN}"
-# The columns of mean and ±; full has the standard deviation over seeds.
-PROTOCOLS = {"full": ("loss", ""), "sampled": ("val_sampled.mean_nats", "val_sampled.std_nats")}
+# The columns of mean and ±; where the second is empty, ± is the standard deviation over seeds.
+PROTOCOLS = {
+    "full": ("loss", ""),
+    "lowest": ("val_full.best_nats", ""),
+    "sampled": ("val_sampled.mean_nats", "val_sampled.std_nats"),
+}
 NUMBERS = ["table", "dataset", "row", "protocol", "model", "n", "mean", "std", "status"]
 
 
@@ -124,10 +129,13 @@ def loss_table(
         for size, source, words in (("", runs, missing), (", paper's size", paper_size, {})):
             its_runs = _of_row(source, dataset, row)
             empty = [words.get(key, "missing") for key in of_row["cell_key"]]
-            for protocol in PROTOCOLS:
+            for protocol, (loss, spread) in PROTOCOLS.items():
+                if protocol == "lowest" and not (its_runs[loss] < its_runs["loss"]).any():
+                    continue
                 known = losses_by_model(its_runs, protocol).reindex(models)
                 known["status"] = np.where(known["n"] > 0, "complete", empty)
-                difference = pair_difference(its_runs, decimals) if protocol == "full" else ""
+                compared = its_runs.assign(loss=its_runs[loss])
+                difference = "" if spread else pair_difference(compared, decimals)
                 if len(its_runs) or protocol + size == "full":
                     lines[protocol + size] = (known.reset_index(), difference)
         label = dataset_label(dataset) if name == "table1" else paper.row_label(row)

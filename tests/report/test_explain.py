@@ -12,6 +12,7 @@ PUBLIC = together(
     runs(rope=[5.0, 5.5], crope=[5.25, 5.5]),
     runs(rope=[4.0], crope=[4.25], mqa=[4.5], **LONG),
     runs(rope=[4.0], crope=[4.5], dataset="wikitext2", **LONG),
+    runs(rope=[3.5], setting="-large"),
 ).assign(**{"provenance.commit": "c" * 40, "provenance.dirty": True, "provenance.device": "a CPU"})
 OWN = PUBLIC.head(1).assign(loss=4.75, folder="mine", run_id="rope")
 TABLE1 = cells(study="table1") + cells(study="table1", dataset="tiny")
@@ -25,6 +26,7 @@ def told(monkeypatch):
     quick, and a RoPE run of the user.
     """
     known = {("table1", "quick"): TABLE1, ("cost", "quick"): COST}
+    known["table1", "paper"] = cells(study="table1", setting="-large")
     known["table2", "quick"] = cells(study="table2") + cells(study="table2", row="b2_l512_d64")
 
     def study_cells(study, scale):
@@ -43,16 +45,20 @@ def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told):
     lines = told("table1/ptb/rope")
     assert lines[:7] == [
         "table1/ptb/rope (yours, scale quick)",
-        "seed full sampled run",
-        "0 4.750000 NaN rope",
+        "seed full lowest sampled run",
+        "0 4.750000 NaN NaN rope",
         "precision: fp32",
         "commit: cccccccccccc and uncommitted changes",
         "device: a CPU",
         "folder: mine",
     ]
-    assert lines[10] == "table1/ptb/rope (published, scale quick)"
-    assert lines[13] == "1 5.500000 NaN rope-ptb-base-s1"
-    assert lines[18] == "full: 5.250000 ± 0.353553, n = 2"
+    assert lines[11] == "table1/ptb/rope (published, scale quick)"
+    assert lines[14] == "1 5.500000 NaN NaN rope-ptb-base-s1"
+    assert lines[19] == "full: 5.250000 ± 0.353553, n = 2"
+
+
+def test_a_cell_at_the_papers_own_size(told):
+    assert "0 3.500000 NaN NaN rope-ptb-base-large-s0" in told("table1/ptb/rope", "paper")
 
 
 def test_a_planned_question_whatever_scale_the_users_runs_have(told):

@@ -83,6 +83,12 @@ def test_runs_of_the_papers_own_size_stand_below():
     assert lines(table1(large))[1][0] == ""
 
 
+def test_a_run_that_ends_overfitted_shows_its_lowest_loss():
+    shown = of_table1(rope=[6.75], crope=[6.5]).assign(**{"val_full.best_nats": [3.75, 4.0]})
+    lowest = lines(table1(shown))[2]
+    assert lowest == ["", "lowest", "missing", "3.7500", "4.0000", f"+0.2500, {N}1"]
+
+
 def test_a_corpus_that_the_paper_does_not_have_has_no_line_of_the_paper():
     table = table1(of_table1(dataset="tiny", rope=[5.0]), dataset="tiny")
     assert lines(table)[0][:2] == ["tiny (a grammar)", "full"]

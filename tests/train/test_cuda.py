@@ -1,4 +1,4 @@
-"""On a GPU: every model against float64, compiled steps, kills and stops, memory, the scripts.
+"""On a GPU: every model against float64, compiled steps, kills and stops, memory.
 
 Without one these tests are skipped; CROPE_TEST_DEVICE=cpu runs them on the CPU as a rehearsal.
 """
@@ -18,7 +18,7 @@ from crope.runs import run as run_module
 from crope.runs.run import execute
 from crope.runs.sweep import run_all
 from crope.train.device import prepare_device, set_numerics
-from tests.conftest import during_step, make_toy_tokens, run_script, same_bits, stop, toy_run
+from tests.conftest import during_step, make_toy_tokens, same_bits, stop, toy_run
 from tests.model.oracles import (
     CHOICES,
     build,
@@ -175,19 +175,3 @@ def test_two_runs_at_a_time_have_the_bits_of_one(whole, tmp_path):
     for outcome in train_together(tmp_path, *runs):
         assert outcome.status == "complete"
     assert same_bits(runs[0], whole)
-
-
-def output_of(command):
-    """The standard output of a script that ends with status 0."""
-    done = run_script(*command.split(), f"runtime.device={KIND}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_both_tables_at_the_smoke_scale(tmp_path):
-    output_of(f"reproduce.py --scale smoke --seeds 1 --results-dir {tmp_path} tracker=none")
-    records = [read_record(path) for path in (tmp_path / "runs").iterdir()]
-    assert len(records) >= 12  # of `tiny` alone, where no dataset can be had
-    for record in records:
-        assert record.summary["status"] == "complete"
-        assert record.run["device_kind"] == KIND
