@@ -190,6 +190,6 @@ def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:
         tokens = f"{entry['tokenizer']['name']} {entry['tokenizer']['vocab_size']:,}"
         theirs = f"{lowest:.3f}" if entry["tokenizer"]["name"] == "gpt2" else ""
         printed.append([dataset_label(entry["corpus"]), tokens, *losses, theirs])
-    columns = ["Dataset", "Tokens", *ORDERS, "The paper's lowest loss"]
+    columns = ["Dataset", "Tokens", *ORDERS, "The paper's best model"]
     caption = "Losses of models that count (interpolated Witten-Bell), nats per token"
     return Table("ngrams", caption, pd.DataFrame(sorted(printed), columns=columns))
