@@ -1,5 +1,6 @@
 """Reference loss, the loss functions of a run, sampled and full validation."""
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -68,8 +69,8 @@ def build_losses(
 
     if not compiles(config, device):
         return mean_loss, window_losses
-    training = torch.compile(mean_loss, dynamic=False, fullgraph=True)
-    compiled = torch.compile(window_losses, dynamic=False, fullgraph=True)
+    training = shielded(torch.compile(mean_loss, dynamic=False, fullgraph=True))
+    compiled = shielded(torch.compile(window_losses, dynamic=False, fullgraph=True))
     batch_sizes = (config.train.batch_size, full_batch_size(config))
     shapes = [(batch_size, config.train.seq_len) for batch_size in batch_sizes]
 
@@ -80,6 +81,22 @@ def build_losses(
         return torch.cat([window_losses(*row) for row in rows])
 
     return training, validation
+
+
+def shielded(loss: LossFunction) -> LossFunction:
+    """Keeps Ctrl-C and a scheduler's signal, which reach a whole process group, from the compilers
+    that a call starts: one that ends so leaves an empty library in torch's cache, and every later
+    run would fail on it. A stop is requested after the call.
+    """
+
+    def shielded_loss(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            return loss(inputs_BT, targets_BT)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    return shielded_loss
 
 
 def sampled_loss(loss: LossFunction, tokens: TokenArray, *, config: Config, step: int) -> float:

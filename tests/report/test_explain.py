@@ -107,8 +107,3 @@ def test_a_cell_of_table_2_is_named_by_row_corpus_and_model(told):
         "table2/base/pg19/rope: no run yet; `make reproduce STUDY=table2`"
     ]
     assert {"table2/base/pg19/rope", "table2/base/tiny/rope"} <= set(told(None))
-
-
-def test_runs_outside_a_git_checkout_have_no_commit():
-    unknown = OWN.assign(**{"provenance.commit": None, "provenance.dirty": None})
-    assert "commit: None" in module._printed(unknown, ["seed"])

@@ -1,6 +1,8 @@
 """The training loop against closed forms and slow references, on a toy corpus."""
 
 import shutil
+import signal
+import subprocess
 from functools import partial
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ from crope.train import loop
 from crope.train.checkpoint import checkpoints
 from crope.train.device import compiles
 from crope.train.loop import Stopped, train
-from crope.train.losses import build_losses, cross_entropy
+from crope.train.losses import build_losses, cross_entropy, shielded
 from tests.conftest import toy_run
 from tests.model.oracles import CHOICES, assert_close, slow_losses
 
@@ -303,6 +305,14 @@ def test_only_a_shorter_last_batch_is_read_eagerly(tmp_path, monkeypatch):
         x_BT = torch.arange(16).expand(rows, 16)
         assert validation(x_BT, x_BT).shape == (rows,)
     assert compiled == [2, 256]
+
+
+def test_a_stop_request_ends_no_compiler():
+    def signalled(*_):
+        return subprocess.call(["sh", "-c", "kill -INT $$; kill -TERM $$"])
+
+    assert signalled() == -signal.SIGINT
+    assert shielded(signalled)(None, None) == 0
 
 
 @pytest.mark.parametrize(
