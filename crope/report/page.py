@@ -35,8 +35,8 @@ from crope.style import render
 TEMPLATE = Path(__file__).with_name("page.html")
 PROTOCOL_NOTES = (
     "full: loss after the last step on the validation split (small scales: a fixed part); mean ±"
-    " standard deviation over seeds. n: seeds of both RoPE and CRoPE; no interval before all planned ones are"
-    " there.",
+    " standard deviation over seeds. n: seeds of both RoPE and CRoPE; no interval before all"
+    " planned ones are there.",
     "lowest: the lowest of a run's full losses, where a later one is higher: the run ends overfitted.",
     "sampled: the paper's protocol; ± is the spread of the validation losses that are sampled in the"
     " last 10 % of the steps. At the quick scale one of them reads 128 or 512 tokens, at the paper's"
