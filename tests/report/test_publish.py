@@ -3,15 +3,14 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.files import read_json, write_json
 from crope.records.store import read_set
 from crope.report import publish as module
-from crope.report.tables import Table
-from tests.report.frames import runs
+from crope.report.frame import cell_frame
+from tests.report.frames import cells, losses, together
 from tests.report.records import failed, record
 
 SHA256 = {"train": "t", "validation": "v"}
@@ -96,19 +95,17 @@ def test_a_smoke_run_changes_no_ngram_losses(published, clean):
     assert not (published(clean, scale="smoke") / "ngrams.json").exists()
 
 
-def test_the_readmes_table_has_full_losses_and_a_bigrams():
-    """The paper's line, this project's, and the bigram of the tokens that these runs had."""
-    lines = [
-        ["Penn Treebank", "paper", "4.4"],
-        ["here B=2", "full", "5.2"],
-        ["", "sampled", "5.3"],
-        ["Parameters", "", "9"],
-    ]
-    table = Table("t", "", pd.DataFrame(lines, columns=["Dataset", "", "XPOS"]))
-    shown = runs(rope=[5.0], vocabulary=300)
-    bpe = {"corpus": "ptb", "tokenizer": {"vocab_size": 300}, "loss_nats": {"bigram": 4.25}}
-    other = bpe | {"tokenizer": {"vocab_size": 4096}, "loss_nats": {"bigram": 9.0}}
-    assert module.for_readme(table, shown, [other, bpe]).frame.to_numpy().tolist() == [
-        ["Penn Treebank", "paper", "4.4"],
-        ["bigram: 4.2500", "here", "5.2"],
+def test_the_readmes_table_has_full_losses_of_long_runs_and_a_bigrams():
+    """XPOS is that of a second study, whose RoPE is left out; the bigram is of the runs' tokens."""
+    first, second = module.LONG_STUDIES
+    of_first = losses(study=first, rope=[4.0], thin_ffn=[4.25])
+    joined = together(of_first, losses(study=second, rope=[9.0], xpos=[5.0]))
+    every = cells("rope", "thin_ffn", study=first) + cells("rope", "xpos", study=second)
+    published = SimpleNamespace(cells=cell_frame(every), joined=joined)
+    bpe = {"corpus": "ptb", "tokenizer": {"vocab_size": 4096}, "loss_nats": {"bigram": 4.25}}
+    other = bpe | {"tokenizer": {"vocab_size": 300}, "loss_nats": {"bigram": 9.0}}
+    long = module.long_table1(published, joined[:0])
+    assert module.for_readme(long, of_first, [other, bpe]).frame.to_numpy().tolist() == [
+        ["Penn Treebank", "paper", "4.4288 ± 0.0224", "4.0212 ± 0.0243", "", ""],
+        ["bigram: 4.2500", "here", "5.0000", "4.0000", "4.2500", ""],
     ]
