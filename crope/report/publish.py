@@ -15,11 +15,10 @@ from crope.data.ngrams import ORDERS, ngram_entry
 from crope.data.tokens import TOKENS_DIR, open_tokens
 from crope.errors import DataError, UserError
 from crope.files import json_sha256, read_json, write_bytes, write_json, write_text
-from crope.plan.study import table_cells
 from crope.records.store import Record, add_runs, data_digests, read_runs
 from crope.report import agreement, page, tables
 from crope.report.findings import findings
-from crope.report.frame import DIVERGED, by_study, dataset_label, load_frame, load_runs
+from crope.report.frame import DIVERGED, dataset_label, load_frame, load_runs
 from crope.report.tables import Table
 from crope.style import render
 
@@ -139,14 +138,13 @@ def render_docs(report: page.Report) -> dict[Path, str]:
     answered = tables.difference_table(planned, "Planned questions")
     answered.frame["What it means"] = planned["name"].map(found.meanings).fillna("").to_list()
     quick = report.losses[0].numbers.query("dataset == 'ptb' and protocol == 'full'")
-    paper_size = by_study(published, table_cells("paper"))
-    long = [long_table1(report.published, runs) for runs in (paper_size, paper_size[:0])]
+    long = long_table1(report.published)
     context = {
         "found": found,
         "expected": f"{quick.set_index('model')['mean']['crope']:.2f}",
         "runs": f"{len(published):,}",
-        "table1": for_readme(long[0], report.shown, ngrams),
-        "losses": [long[1], *report.losses],
+        "table1": for_readme(long, report.shown, ngrams),
+        "losses": [long, *report.losses],
         "notes": page.PROTOCOL_NOTES,
         "planned": answered,
         "ngrams": ngram_table(ngrams),
@@ -159,7 +157,7 @@ def render_docs(report: page.Report) -> dict[Path, str]:
     return texts
 
 
-def long_table1(published: page.Results, paper_size: pd.DataFrame) -> Table:
+def long_table1(published: page.Results) -> Table:
     """Makes Table 1 from LONG_STUDIES: small models, trained for as many steps as the paper's."""
 
     def as_table1(frame: pd.DataFrame) -> pd.DataFrame:
@@ -168,9 +166,8 @@ def long_table1(published: page.Results, paper_size: pd.DataFrame) -> Table:
         return chosen.assign(study="table1", row="base")
 
     cells = published.cells.sort_values("study", ascending=False, kind="stable")  # XPOS first
-    table = tables.loss_table(
-        "table1", as_table1(cells), as_table1(published.joined), paper_size, {}
-    )
+    runs = as_table1(published.joined)
+    table = tables.loss_table("table1", as_table1(cells), runs, runs[:0], {})
     return replace(table, caption="Final validation loss after 10,000 steps, nats per token")
 
 
@@ -191,8 +188,6 @@ def for_readme(table: Table, shown: pd.DataFrame, ngrams: Sequence[Mapping[str, 
             lines.append(line)
         elif line[kind] == "full":
             lines.append(line | {label: pairs.get(corpus, ""), kind: "here"})
-        elif line[kind].startswith(("full,", "lowest,")):
-            lines.append(line | {kind: line[kind].replace("full", "here")})
     frame = pd.DataFrame(lines, columns=table.frame.columns).fillna("")
     return replace(table, frame=frame)
 

@@ -126,9 +126,7 @@ def loss_table(
         dataset, row = map(str, names)
         models = list(of_row["model"])
         lines = {"paper": _paper_line(name, row, dataset, models)}
-        not_papers = of_row.loc[lines["paper"][0]["status"].eq("").to_numpy(), "cell_key"]
-        nothing = dict.fromkeys(not_papers, "")
-        for size, source, words in (("", runs, missing), (", paper's size", paper_size, nothing)):
+        for size, source, words in (("", runs, missing), (", paper's size", paper_size, {})):
             its_runs = _of_row(source, dataset, row)
             empty = [words.get(key, "missing") for key in of_row["cell_key"]]
             for protocol, (loss, spread) in PROTOCOLS.items():

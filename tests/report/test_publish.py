@@ -104,7 +104,7 @@ def test_the_readmes_table_has_full_losses_of_long_runs_and_a_bigrams():
     published = SimpleNamespace(cells=cell_frame(every), joined=joined)
     bpe = {"corpus": "ptb", "tokenizer": {"vocab_size": 4096}, "loss_nats": {"bigram": 4.25}}
     other = bpe | {"tokenizer": {"vocab_size": 300}, "loss_nats": {"bigram": 9.0}}
-    long = module.long_table1(published, joined[:0])
+    long = module.long_table1(published)
     assert module.for_readme(long, of_first, [other, bpe]).frame.to_numpy().tolist() == [
         ["Penn Treebank", "paper", "4.4288 ± 0.0224", "4.0212 ± 0.0243", "", ""],
         ["bigram: 4.2500", "here", "5.0000", "4.0000", "4.2500", ""],
