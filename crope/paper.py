@@ -64,6 +64,13 @@ def printed_loss(table: str, row: str, dataset: str, model: str) -> PrintedLoss 
     return None
 
 
+def crope_minus_rope(row: str, dataset: str) -> float | None:
+    """Returns the paper's difference in a row of Table 1 or 2, nats per token; None for others."""
+    table = "table1" if row == "base" else "table2"
+    crope, rope = (printed_loss(table, row, dataset, model) for model in ("crope", "rope"))
+    return crope.mean_nats - rope.mean_nats if crope and rope else None
+
+
 def row_label(row: str) -> str:
     """Returns Table 2's label of an ablation, or its own name where the paper has none."""
     return ROW_LABELS.get(row, row)

@@ -75,7 +75,7 @@ def publish(options: Options) -> None:
 
 def readme(options: Options) -> None:
     """Rewrite the README's tables and picture from results/published."""
-    from crope.report.publish import update_readme
+    from crope.report.docs import update_readme
 
     update_readme()
 

@@ -33,13 +33,13 @@ def repeats(published: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(lines, ignore_index=True)
 
 
-def repeats_table(published: pd.DataFrame) -> Table:
-    lines = repeats(published)
+def repeats_table(published: pd.DataFrame, precision: str = "any") -> Table:
+    """Tabulates `repeats` at equal (same) or any precision."""
+    lines = repeats(published).query("precision == @precision")
     printed = {
         "Scale": lines["scale"],
         "Dataset": lines["dataset"].map(dataset_label),
         "Row": lines["row"].map(paper.row_label),
-        "Precision": lines["precision"],
         "Runs": lines["runs"],
         "Largest difference": lines["largest"].map("{:.4f}".format),
     }

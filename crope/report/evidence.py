@@ -11,14 +11,14 @@ exploratory   everything else: of their 95 % intervals one in twenty will miss
 import datetime
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from crope.config import ROOT
 from crope.errors import ConfigError, one_line
@@ -50,6 +50,7 @@ OF = {
     "lowest": ("val_full.best_nats", ", lowest loss"),
     "train": ("train.final_nats", ", training loss"),
     "beyond": ("beyond_nats", " at 4 L − at L"),
+    "longer": ("longer_nats", " at 4 L"),
 }
 # One term of a difference: a model, or `model at setting`.
 TERM = re.compile(r"(?P<model>[\w+]+)(?: at (?P<setting>\S+))?")
@@ -67,6 +68,7 @@ class Contrast:
     averaged  one difference per seed, the mean over these settings
     best      an axis of which each model takes its best value on each corpus; empty for none
     of        a key of OF
+    minus     a contrast whose differences are subtracted at equal corpus and seed
     date      the date of the plan; empty for an exploratory contrast
     """
 
@@ -78,6 +80,7 @@ class Contrast:
     averaged: bool = False
     best: str = ""
     of: str = "loss"
+    minus: "Contrast | None" = None
     date: str | datetime.date = ""
     question: str = ""
 
@@ -86,12 +89,18 @@ class Contrast:
         return (self.first, *self.seconds)
 
     @property
+    def needed(self) -> tuple[str, ...]:
+        """Names the studies whose runs this contrast needs."""
+        return (*self.studies, *(self.minus.needed if self.minus else ()))
+
+    @property
     def label(self) -> str:
         """Says what is subtracted from what, as printed."""
         first, *seconds = [term_label(*term) for term in self.terms]
         if len(seconds) > 1:
             seconds = [f"mean of {', '.join(seconds)}"]
-        return " − ".join([first, *seconds]) + OF[self.of][1]
+        less = f", less {self.minus.name}" if self.minus else ""
+        return " − ".join([first, *seconds]) + OF[self.of][1] + less
 
 
 def term_label(model: str, setting: str) -> str:
@@ -101,7 +110,7 @@ def term_label(model: str, setting: str) -> str:
 @cache
 def load_contrasts(file: Path = CONTRASTS_FILE) -> dict[str, Contrast]:
     """Reads the contrasts of conf/contrasts.yaml, by name. Raises ConfigError for a wrong entry."""
-    contrasts = {}
+    contrasts: dict[str, Contrast] = {}
     where = ""
     try:
         content = read_yaml(file)
@@ -110,11 +119,19 @@ def load_contrasts(file: Path = CONTRASTS_FILE) -> dict[str, Contrast]:
             entries += [(studies, entry, "") for entry in of_studies]
         for studies, entry, name in entries:
             where = f"{name or studies}: "
+            if "minus" in entry:
+                entry["minus"] = contrasts[entry["minus"]]
             contrast = make_contrast(studies, entry, name)
             contrasts[contrast.name] = contrast
     except (*UNREADABLE, ConfigError) as error:
         raise ConfigError(f"conf/{file.name}: {where}{one_line(error)}") from error
     return contrasts
+
+
+def subjects() -> dict[str, Any]:
+    """Reads what the README, docs/results.md and the page show: `shown` of the file."""
+    shown: dict[str, Any] = read_yaml(CONTRASTS_FILE)["shown"]
+    return shown
 
 
 def make_contrast(studies: str, entry: Any, name: str = "") -> Contrast:
@@ -181,7 +198,12 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
         found[second] = [losses.get(place, np.nan) for place in _places(first)]
     found = found.dropna().reset_index(drop=True)
     nats = found[label] - found[labels].mean(axis=1) if labels else found[label]
-    return found.assign(nats=nats.fillna(np.inf))  # where both sides diverged
+    found["nats"] = nats.fillna(np.inf)  # where both sides diverged
+    if contrast.minus is not None:
+        less = differences(runs, contrast.minus).set_index(["dataset", "seed"])["nats"]
+        found["nats"] -= less.reindex(pd.MultiIndex.from_frame(found[["dataset", "seed"]])).array
+        found = found.dropna(ignore_index=True)
+    return found
 
 
 def _places(runs: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
@@ -207,33 +229,65 @@ def crope_minus_rope(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
-    """Selects for each model and corpus the setting with the lowest mean loss over all seeds;
-    nothing before the plan is complete.
+    """Selects for each model and corpus the setting with the lowest mean loss over all seeds, of
+    the settings that all studies of the contrast have; nothing before their plans are complete.
 
-    Their setting names these choices, and says where one lies at an end of the study's grid.
+    Their setting names these choices, and says where one lies at an end of every study's grid.
     """
     models = [model for model, _ in contrast.terms]
-    runs = runs[runs["model"].isin(models)]
-    (study,) = contrast.studies
-    axes = study_axes(study)
-    values = axes[contrast.best]
-    planned = len(models) * len(planned_seeds(study)) * len(axes["data"]) * len(values)
-    if len(runs) < planned:  # a rate without all its seeds cannot be compared
+    runs = of_grid(runs, contrast)
+    if whole_seeds(runs, contrast) < planned_count(contrast):  # else rates differ in their seeds
         return runs[:0]
     means = runs.groupby(["model", "dataset", "setting"])["loss"].mean()
     chosen = means.groupby(["model", "dataset"]).idxmin().to_list()
-    ends = [f"{contrast.best}={value}" for value in (values[0], values[-1])]
+    inner: set[str] = set()
+    for study in contrast.studies:
+        inner.update(study_axes(study)[contrast.best][1:-1])
     words = []
     for model in models:
-        best = [setting for name, _, setting in chosen if name == model]
-        text = ", ".join(setting.partition("=")[2] for setting in dict.fromkeys(best))
-        end = " (an end of the grid)" if set(best) & set(ends) else ""
-        words.append(f"{model_label(model)} {text}{end}")
+        settings = [setting for name, _, setting in chosen if name == model]
+        best = [setting.partition("=")[2] for setting in dict.fromkeys(settings)]
+        end = "" if set(best) <= inner else " (an end of the grid)"
+        words.append(f"{model_label(model)} {', '.join(best)}{end}")
     places = pd.MultiIndex.from_frame(runs[["model", "dataset", "setting"]])
     return runs[places.isin(chosen)].assign(setting=f"best {contrast.best}: {'; '.join(words)}")
 
 
-def estimate(by_seed: pd.Series, planned: int = 0) -> dict[str, Any]:
+def of_grid(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
+    """Selects the runs of a contrast's models at those values of `best` that each study has."""
+    models = [model for model, _ in contrast.terms]
+    settings = [f"{contrast.best}={value}" for value in common_values(contrast)]
+    return runs[runs["model"].isin(models) & runs["setting"].isin(settings)]
+
+
+def common_values(contrast: Contrast) -> list[str]:
+    first, *others = [study_axes(study)[contrast.best] for study in contrast.studies]
+    return [value for value in first if all(value in values for values in others)]
+
+
+def whole_seeds(runs: pd.DataFrame, contrast: Contrast) -> int:
+    """Counts the seeds that have every run of `of_grid`."""
+    models = {model for model, _ in contrast.terms}
+    corpora = study_axes(contrast.studies[0])["data"]
+    sizes = of_grid(runs, contrast).groupby(["study", "seed"]).size()
+    return int((sizes == len(models) * len(corpora) * len(common_values(contrast))).sum())
+
+
+def holm(lines: pd.DataFrame) -> int:
+    """Counts the lines of `answers` whose difference is not 0 after Holm's correction for all of
+    them, at 1 - LEVEL.
+    """
+    t = lines["mean"] / (lines["std"] / np.sqrt(lines["n"]))
+    p_values = np.sort(2 * stdtr(lines["n"] - 1, -t.abs()))
+    passed = p_values <= (1 - LEVEL) / np.arange(len(p_values), 0, -1)
+    return int(passed.cumprod().sum())
+
+
+def planned_count(contrast: Contrast) -> int:
+    return sum(len(planned_seeds(study)) for study in contrast.studies)
+
+
+def estimate(by_seed: pd.Series, planned: int = 0, level: float = LEVEL) -> dict[str, Any]:
     """Computes n, mean, sample standard deviation and Student's interval; NaN for what these seeds
     do not give. There is no interval before all planned seeds are there.
     """
@@ -242,7 +296,7 @@ def estimate(by_seed: pd.Series, planned: int = 0) -> dict[str, Any]:
     std = half = np.nan
     if n > 1 and np.isfinite(by_seed).all():
         std = by_seed.std()
-        half = stdtrit(n - 1, (1 + LEVEL) / 2) * std / np.sqrt(n) if complete else np.nan
+        half = stdtrit(n - 1, (1 + level) / 2) * std / np.sqrt(n) if complete else np.nan
     found = {"planned": planned, "complete": complete, "n": n, "mean": mean, "std": std}
     return {**found, "low": mean - half, "high": mean + half}
 
@@ -254,10 +308,8 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     An incomplete plan has one line: how many of its seeds are there.
     """
     plan = runs[runs["study"].isin(contrast.studies)]
-    planned = sum(len(planned_seeds(study)) for study in contrast.studies)
-    by_seed = differences(plan, contrast)
-    if contrast.date and contrast.best and by_seed.empty:  # its seeds are those of every value
-        return answer(runs, replace(contrast, best=""))
+    planned = planned_count(contrast)
+    by_seed = differences(runs, contrast)
     if contrast.averaged:
         settings = len(contrast.at) or plan["plan_settings"].max()
         means = _average(by_seed, ["study", "dataset", "row", "seed"], settings)
@@ -265,7 +317,7 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for (row, setting), part in by_seed.groupby(["row", "setting"], sort=False):
         corpora = plan.loc[plan["row"] == row, "corpora"].max()
-        groups = dict(list(part.groupby("dataset", sort=False)["nats"]))
+        groups = dict(list(part.set_index("seed").groupby("dataset", sort=False)["nats"]))
         if corpora > 1 and contrast.studies[0] not in TABLES:
             groups = {"": _average(part, ["study", "seed"], corpora)} | groups
         for dataset, nats in groups.items():
@@ -273,6 +325,8 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
             lines.append({**where, **estimate(nats, planned), "by_seed": nats})
     overall = [line for line in lines if not line["dataset"]] or lines
     seeds = min((line["n"] for line in overall), default=0)
+    if contrast.best:  # of every value, before there is a best one
+        seeds = whole_seeds(plan, contrast)
     if contrast.date and seeds < planned:
         nowhere = {"name": contrast.name, "dataset": "", "row": "", "setting": ""}
         lines = [{**nowhere, **estimate(by_seed["nats"][:0], planned), "n": seeds}]

@@ -1,6 +1,6 @@
 """The runs behind a number: a cell of Table 1 or 2 (`make explain CELL=table1/ptb/crope`), a
-planned question (CELL=P1) or another difference (CELL=cost/mqa-rope). Published runs are always
-found.
+planned question (CELL=P1), another difference (CELL=cost/mqa-rope) or a pooled estimate
+(CELL=pooled). Published runs are always found.
 """
 
 import difflib
@@ -14,6 +14,7 @@ import pandas as pd
 
 from crope.errors import UserError
 from crope.plan.study import STAND_IN, TABLES, study_axes, study_cells
+from crope.records.store import set_folders
 from crope.report.evidence import (
     PLACE,
     Contrast,
@@ -23,8 +24,10 @@ from crope.report.evidence import (
     make_contrast,
     of_term,
 )
-from crope.report.frame import PUBLISHED_SCALE, by_study, load_runs
-from crope.report.tables import PROTOCOLS, line_text, losses_by_model, plus_minus
+from crope.report.frame import PUBLISHED_SCALE, by_study, load_frame, load_runs
+from crope.report.losses import PROTOCOLS, losses_by_model, plus_minus
+from crope.report.pooled import Pool, load_pools, pooled_lines, units
+from crope.report.tables import interval_text, line_text
 
 
 def explain(
@@ -39,16 +42,18 @@ def explain(
 
     Raises UserError with similar names for an unknown name.
     """
-    cells, contrasts = _cell_names(), load_contrasts()
+    cells, contrasts, pools = _cell_names(), load_contrasts(), load_pools()
     if name is None:
         questions = [f"{key}  {contrast.question}".rstrip() for key, contrast in contrasts.items()]
-        return "\n".join([*cells, *questions])
+        return "\n".join([*cells, *questions, *pools])
+    if name in pools:
+        return _explain_pool(pools[name])
     contrast = contrasts.get(name) or _other_contrast(name)
     if contrast is None and name not in cells:
-        near = difflib.get_close_matches(name, [*cells, *contrasts])
+        near = difflib.get_close_matches(name, [*cells, *contrasts, *pools])
         hint = f"did you mean {', '.join(near)}? " if near else ""
         raise UserError(f"'{name}': no such cell or difference; {hint}without CELL: a list")
-    studies = contrast.studies if contrast else (name.split("/")[0],)
+    studies = contrast.needed if contrast else (name.split("/")[0],)
     runs = load_runs(results_dir=results_dir, scale=scale, folders=folders)
     sources = [("yours", runs.own, runs.scale)] if len(runs.own) else []
     for its_scale in dict.fromkeys([runs.scale, PUBLISHED_SCALE]):
@@ -118,6 +123,26 @@ def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
     lines = [_printed(by_seed.merge(first, on=PLACE), columns)]
     lines += [line_text(contrast, line) for line in answer(runs, contrast)]
     return "\n".join(lines)
+
+
+def _explain_pool(pool: Pool) -> str:
+    """Lists the units of a pool and the runs of each, then the estimate."""
+    published, _ = load_frame(set_folders())
+    studies = dict.fromkeys(source.study for source in pool.sources)
+    cells = chain.from_iterable(study_cells(study, PUBLISHED_SCALE) for study in studies)
+    joined = by_study(published, cells)
+    found = units(joined, pool).query("n > 0")
+    shown = ["label", "study", "row", "n", "mean", "low", "high", "variance"]
+    parts = [found[shown].to_string(index=False, float_format="{:.6f}".format)]
+    for source in pool.sources:
+        if source.study not in pool.without:
+            title = " ".join([source.study, source.row]).strip()
+            parts.append(f"{title}\n{_explain_difference(source.of_row(joined), source.contrast)}")
+    (line,) = pooled_lines(joined, [pool]).to_dict("records")
+    spread = f"tau {line['tau']:.4f}, I^2 {line['i2']:.2f}"
+    counts = f"{line['units']:.0f} settings, {line['n']} pairs"
+    parts.append(f"{pool.name}: {interval_text(line)}, {counts}, {spread}")
+    return "\n\n".join(parts)
 
 
 def _printed(runs: pd.DataFrame, columns: list[str]) -> str:

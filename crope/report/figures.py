@@ -5,8 +5,10 @@ The main models have one colour, marker and line style everywhere. Intervals are
 dots.
 """
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -14,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from crope.report.frame import dataset_label, model_label
+from crope.report.tables import interval_text
 from crope.style import COLOURS, LINES, MARKERS, MUTED, new_figure
 
 CURVES = {"validation": "val/loss_nats", "training": "train/loss_nats"}  # the panels of Fig. 4
@@ -23,9 +26,9 @@ DRAWN_LAST = "crope"  # over RoPE, whose line it nearly covers; its dashes let R
 NATS = "nats per token"
 BESIDE = 1.08  # a second corpus at one rate is drawn at this multiple of it
 PAPER_RATE = 1e-3  # Sec. 5.3
-# Colour and marker of each corpus, and the side of its interval at which its numbers are written.
-CORPUS_STYLES = (("#123f7c", "o", "right"), ("#c44c10", "D", "left"))
-NUMBER: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": "x-small"}
+CORPUS_STYLES = (("#123f7c", "o"), ("#c44c10", "D"))  # colour and marker of each corpus
+PAPER, BAND = "#b3261e", "#f7e3d8"  # the paper's differences; the interval of all settings
+FOREST_RANGE = (-0.05, 0.08)  # nats per token; one interval is wider
 
 
 def fig4(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
@@ -125,29 +128,86 @@ def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
 
 
 def rates(lines: pd.DataFrame) -> Figure:
-    """Draws CRoPE - RoPE at each learning rate with its 95 % interval and number of seeds; corpora
-    stand side by side.
+    """Draws CRoPE - RoPE at each learning rate with its 95 % interval; corpora stand side by side,
+    and the legend has their numbers of seeds.
 
-    lines   dataset, rate, n, mean, low, high
+    lines   of `pooled.rate_lines`
     """
-    figure, axis = _one_panel(6.6, 3.4)
+    figure, axis = _one_panel(4.7, 3.2)
     axis.axhline(0, color=MUTED, linewidth=0.8)
     axis.axvline(PAPER_RATE, color=MUTED, linewidth=0.8, linestyle=":")
     for place, (dataset, of_dataset) in enumerate(lines.groupby("dataset", sort=False)):
-        colour, marker, side = CORPUS_STYLES[place]
-        at, high = of_dataset["rate"] * BESIDE**place, of_dataset["high"]
-        axis.plot([at, at], [of_dataset["low"], high], color=colour, gid="interval")
-        for rate, top, seeds in zip(at, high, of_dataset["n"], strict=True):
-            axis.annotate(f"n\u00a0=\u00a0{seeds}", (rate, top), ha=side, **NUMBER)
-        label = dataset_label(str(dataset))
+        colour, marker = CORPUS_STYLES[place]
+        at = of_dataset["rate"] * BESIDE**place
+        seeds = ", ".join(map(str, of_dataset["n"]))
+        label = f"{dataset_label(str(dataset))} (seeds: {seeds})"
+        axis.plot([at, at], [of_dataset["low"], of_dataset["high"]], color=colour, gid="interval")
         axis.plot(at, of_dataset["mean"], color=colour, marker=marker, linestyle="", label=label)
     marks = sorted(lines["rate"].unique())
     axis.set_xscale("log", base=2)
     axis.set_xticks(marks, [f"{rate:g}" for rate in marks])
     axis.set_xticks([], minor=True)
     axis.set(xlabel="learning rate (dotted: the paper's)", ylabel=f"CRoPE − RoPE ({NATS})")
-    axis.legend()
+    axis.legend(loc="lower left")
     return figure
+
+
+def forest(units: pd.DataFrame, pooled: pd.DataFrame, best: pd.DataFrame) -> Figure:
+    """Draws CRoPE - RoPE in every setting (dots, 95 % over seeds; hollow: one pair), the paper's own
+    differences (crosses) and the pooled estimates (diamonds), from top to bottom.
+
+    units    of `pooled.units`
+    pooled   the estimate of each group and of all: title and the columns of `pooled.pooled_lines`
+    best     of `answers`, each model at its best rate: the mean over corpora, then each corpus
+    """
+    lines = list(forest_lines(units, pooled, best))
+    figure, axis = _one_panel(5.2, 0.5 + 0.2 * len(lines))
+    all_low, all_high = pooled.iloc[-1][["low", "high"]]
+    axis.axvspan(all_low, all_high, color=BAND, zorder=0)
+    axis.axvline(0, color=MUTED, linewidth=0.8)
+    axis.set_yticks(range(len(lines)), [line["label"] for _, line in lines])
+    for at, (kind, line) in enumerate(lines):
+        if kind == "unit":
+            _draw_unit(axis, at, line)
+            continue
+        axis.get_yticklabels()[at].set_fontweight("bold")
+        if kind == "pool":
+            corners = [line["low"], line["mean"], line["high"], line["mean"]]
+            axis.fill(corners, [at, at - 0.4, at, at + 0.4], color=_colour("crope"), gid="pool")
+            axis.get_yticklabels()[at].set_color(_colour("crope"))
+    axis.set(xlim=FOREST_RANGE, ylim=(len(lines) - 0.4, -0.6))
+    figure.supxlabel(f"CRoPE − RoPE, {NATS}; right of 0 CRoPE is worse", fontsize="medium")
+    axis.tick_params(axis="y", length=0)
+    axis.grid(False, axis="y")
+    return figure
+
+
+def forest_lines(
+    units: pd.DataFrame, pooled: pd.DataFrame, best: pd.DataFrame
+) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Yields the lines of a forest plot: title, unit or pool, and its label and numbers."""
+    *of_groups, of_all = pooled.to_dict("records")
+    for estimate in of_groups:
+        yield "title", {"label": f"{estimate['title']}: {estimate['n']} pairs"}
+        for unit in units[units["group"] == estimate["title"]].to_dict("records"):
+            yield "unit", unit
+        yield "pool", estimate | {"label": interval_text(estimate, 3)}
+    yield "title", {"label": f"All {of_all['units']} settings: {of_all['n']} pairs"}
+    yield "pool", of_all | {"label": interval_text(of_all, 3)}
+    overall, *corpora = best.to_dict("records")
+    yield "title", {"label": f"Each model at its best rate: {overall['n']} seeds"}
+    for line in corpora:
+        label = f"{dataset_label(line['dataset'])}, 3,200 steps, warm-up"
+        yield "unit", line | {"label": label, "of_paper": np.nan}
+    yield "pool", overall | {"label": interval_text(overall, 3)}
+
+
+def _draw_unit(axis: Axes, at: int, line: Mapping[Any, Any]) -> None:
+    fill = _colour("rope") if line["n"] > 1 else "white"
+    axis.plot([line["low"], line["high"]], [at, at], color=_colour("rope"), gid="interval")
+    style: dict[str, Any] = {"color": _colour("rope"), "markersize": 4, "gid": "unit"}
+    axis.plot(line["mean"], at, marker="o", markerfacecolor=fill, **style)
+    axis.plot(line["of_paper"], at, marker="x", color=PAPER, markersize=5, gid="paper")
 
 
 def models(lines: pd.DataFrame, title: str) -> Figure:

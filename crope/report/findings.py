@@ -1,25 +1,26 @@
 """What was found, in sentences that a person wrote: docs/findings.yaml.
 
-    differences   lines of the table of the README: what they are, and the contrast of each
-    readme        paragraphs of the README
-    results       sentences of docs/results.md
-    meanings      what the answer of each planned question means, by its name
+    answer     the first sentences of the README and the page; `below` stands under the picture
+    readme     what else the README says was found
+    claims     what the paper claims, and what was found of it
+    results    sentences of docs/results.md by section
 
 A sentence has placeholders, and what each of them rests on:
 
     - says: At the paper's learning rate CRoPE ends higher than RoPE, by {small}.
       rests: {small: {from: P1, is: above 0}}
 
-    from, at   the contrast of conf/contrasts.yaml and, where it has several, the setting
+    from, at   the contrast or pool of conf/contrasts.yaml and, where it has several, the setting
     in         a corpus; without it all, but in Tables 1 and 2 the first
     is         what its interval said of 0: above 0, below 0 or open
-    show       size: the mean without sign and interval; spread: the standard deviation over seeds
+    show       a key of SHOWN; without it the mean with its interval
 
 † marks a planned difference; one corpus of it was no question of its own. A sentence whose answer
 has changed is refused, so that nobody publishes it unread.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,45 +31,52 @@ from crope.config import ROOT
 from crope.errors import UserError
 from crope.files import read_yaml
 from crope.report.evidence import load_contrasts
-from crope.report.tables import Table, interval_text
+from crope.report.tables import Table, interval_text, signed
 
 FINDINGS_FILE = ROOT / "docs" / "findings.yaml"
-SHOWN = {"size": "mean", "spread": "std"}  # without sign and interval
-CAPTION = "CRoPE − RoPE and others, final validation loss, nats per token"
+SHOWN: dict[str, Callable[[Mapping[Any, Any]], str]] = {
+    "mean": lambda line: signed(line["mean"], 3),
+    "size": lambda line: f"{abs(line['mean']):.2g}",
+    "cost": lambda line: interval_text(line, 3).replace("+", ""),  # of an interval above 0
+    "listed": lambda line: re.sub(r" \((.*)\)", r", \1", interval_text(line, 3)),
+    "n": lambda line: str(line["n"]),
+    "units": lambda line: f"{line['units']:.0f}",
+    "above": lambda line: f"{line['above']:.0f}",  # units with a mean above 0
+    "tau": lambda line: f"{line['tau']:.3f}",
+}
 
 
 @dataclass(frozen=True)
 class Findings:
     """What docs/findings.yaml says, with its numbers."""
 
-    differences: Table
+    answer: str
+    below: str
     readme: list[str]
-    results: list[str]
-    meanings: dict[str, str]
+    claims: Table
+    results: dict[str, list[str]]
 
 
 def findings(lines: pd.DataFrame) -> Findings:
-    """Fills the numbers into the sentences, from the lines of `answers`.
+    """Fills the numbers into the sentences.
+
+    lines   of `answers`, `pooled_lines` and `rate_lines`
 
     Raises UserError for a sentence that rests on a missing line, or whose answer has changed.
     """
     content = read_yaml(FINDINGS_FILE)
-    printed = []
-    for entry in content["differences"]:
-        line = _answer_line(lines, entry)
-        label = entry["says"] + " †" * _is_planned(entry)
-        so_far = " so far" * (line["n"] < line["planned"])
-        printed.append([label, interval_text(line, 3) + so_far, line["n"]])
-    table = Table(
-        "headline", CAPTION, pd.DataFrame(printed, columns=["", "Difference (95 %)", "n"])
+    claims = [[entry["claim"], _sentence(lines, entry)] for entry in content["claims"]]
+    table = pd.DataFrame(claims, columns=["The paper", "Here"])
+    results = {}
+    for section, entries in content["results"].items():
+        results[section] = [_sentence(lines, entry) for entry in entries]
+    return Findings(
+        answer=_sentence(lines, content["answer"]),
+        below=_sentence(lines, content["below"]),
+        readme=[_sentence(lines, entry) for entry in content["readme"]],
+        claims=Table("claims", "", table),
+        results=results,
     )
-    readme, found = [
-        [_sentence(lines, entry) for entry in content[key]] for key in ("readme", "results")
-    ]
-    meanings = {}
-    for name, entry in content["meanings"].items():
-        meanings[name] = _sentence(lines, {**entry, "rests": {"answer": {"from": name, **entry}}})
-    return Findings(table, readme, found, meanings)
 
 
 def _sentence(lines: pd.DataFrame, entry: Mapping[str, Any]) -> str:
@@ -81,15 +89,16 @@ def _sentence(lines: pd.DataFrame, entry: Mapping[str, Any]) -> str:
                 f"docs/findings.yaml: {basis['from']} is now {now}, not {basis['is']};"
                 f" write again: {entry['says']}"
             )
-        text = interval_text(line, 3)
-        if show := SHOWN.get(basis.get("show", "")):
-            text = f"{abs(line[show]):.2g}"
-        numbers[name] = text + "†" * (show != "std" and _is_planned(basis))
+        if "show" in basis:
+            numbers[name] = SHOWN[basis["show"]](line)
+        else:
+            numbers[name] = interval_text(line, 3) + "†" * _is_planned(basis)
     return str(entry["says"].format_map(numbers))
 
 
 def _is_planned(basis: Mapping[str, str]) -> bool:
-    return bool(load_contrasts()[basis["from"]].date) and "in" not in basis
+    contrast = load_contrasts().get(basis["from"])
+    return bool(contrast and contrast.date) and "in" not in basis
 
 
 def reading(line: Mapping[Any, Any]) -> str:

@@ -23,7 +23,7 @@ PAIR = ("rope", "crope")  # whose difference a row of the tables is about
 OWN = "yours"  # the record set of the user's own runs
 DIVERGED = "NonFiniteLoss"  # the error of a run whose loss became infinite: a result of its rate
 PUBLISHED_SCALE = "quick"  # of published runs, where the file of their study names none
-LENGTHS = 4  # the length at which `beyond_nats` measures, over the training length
+LENGTHS = 4  # the length at which `longer_nats` is measured, over the training length
 DATASET_LABELS = paper.DATASET_LABELS | {STAND_IN: "tiny (a grammar)"}
 # Present also where no run has them, so that a selection from an empty frame is empty.
 COLUMNS = [
@@ -46,6 +46,7 @@ COLUMNS = [
     "val_full.best_nats",
     "train.final_nats",
     "beyond_nats",
+    "longer_nats",
     "parameters.total",
     "time.total_s",
     "finished_utc",
@@ -57,6 +58,8 @@ COLUMNS = [
     "config.train.seq_len",
     "config.train.batch_size",
     "config.train.max_steps",
+    "config.train.warmup_steps",
+    "config.train.qkv_lr_factor",
     "config.train.lr_step_size",
     "provenance.commit",
     "provenance.dirty",
@@ -125,7 +128,8 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
 
     Columns: `record_set` (the set's name, or OWN), `folder`, `run_id`, `status` (complete, failed
     or stale), `loss` (final full validation loss, nats per token; infinite if the run diverged),
-    those of run.json and summary.json, `config.<dotted>` and `provenance.<dotted>`, `beyond_nats`.
+    those of run.json and summary.json, `config.<dotted>`, `provenance.<dotted>`, `beyond_nats` and
+    `longer_nats`.
     Of copies in several run folders the first counts. Raises DataError for a damaged set.
     """
     rows: list[dict[str, Any]] = []
@@ -155,17 +159,18 @@ def _row(record: Record, record_set: str) -> dict[str, Any]:
         row |= {"loss": np.inf, "val_sampled": {"mean_nats": np.inf}}
         row |= {"val_full": {"best_nats": np.inf}, "train": {"final_nats": np.inf}}
     if record.extrapolation:
-        row["beyond_nats"] = _beyond(record.extrapolation, record.config["train"]["seq_len"])
+        row |= _longer(record.extrapolation, record.config["train"]["seq_len"])
     return row
 
 
-def _beyond(measured: Mapping[str, Any], trained: int) -> float | None:
-    """Subtracts the loss at the training length from that at LENGTHS times it; None where one was
-    not measured. Below 0, more context helps.
+def _longer(measured: Mapping[str, Any], trained: int) -> dict[str, float | None]:
+    """Gives the loss at LENGTHS times the training length, and by how much it exceeds that at the
+    training length: below 0, more context helps. None where one was not measured.
     """
     loss_at = {part["seq_len"]: part["loss_nats"] for part in measured["lengths"]}
     before, after = loss_at.get(trained), loss_at.get(LENGTHS * trained)
-    return None if before is None or after is None else after - before
+    beyond = None if before is None or after is None else after - before
+    return {"longer_nats": after, "beyond_nats": beyond}
 
 
 def load_curves(runs: pd.DataFrame) -> pd.DataFrame:

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -18,8 +19,8 @@ from matplotlib.figure import Figure
 from crope.errors import InvalidRecord, UserError, log_line, one_line
 from crope.files import write_bytes, write_text
 from crope.plan.study import STAND_IN, TABLES, Cell, expected_cells, table_cells
-from crope.report import agreement, figures, tables
-from crope.report.evidence import answers, crope_minus_rope, estimate, load_contrasts
+from crope.report import agreement, figures, losses, tables
+from crope.report.evidence import answers, load_contrasts, subjects
 from crope.report.findings import Findings, findings
 from crope.report.frame import (
     PUBLISHED_SCALE,
@@ -29,21 +30,20 @@ from crope.report.frame import (
     load_curves,
     load_runs,
 )
+from crope.report.losses import LossTable
+from crope.report.pooled import load_pools, pooled_lines, rate_lines, units
 from crope.report.tables import Table, to_csv
 from crope.style import render
 
 TEMPLATE = Path(__file__).with_name("page.html")
 PROTOCOL_NOTES = (
-    "full: loss after the last step on the validation split (small scales: a fixed part); mean ±"
-    " standard deviation over seeds. n: seeds of both RoPE and CRoPE; no interval before all"
-    " planned ones are there.",
+    "full: loss after the last step on the validation split (small scales: a fixed part); ± is the"
+    " standard deviation over seeds, n the seeds of both RoPE and CRoPE.",
     "lowest: the lowest of a run's full losses, where a later one is higher: the run ends overfitted.",
     "sampled: the paper's protocol; ± is the spread of the validation losses that are sampled in the"
-    " last 10 % of the steps. At the quick scale one of them reads 128 or 512 tokens, at the paper's"
-    " 12,288 and more: so the ± of small runs is larger. All models read the same batches, so that it"
-    " says nothing of their difference.",
+    " last 10 % of the steps. All models read the same batches, so that it says nothing of their"
+    " difference.",
 )
-RATE_STUDY = "rates"  # the picture of CRoPE - RoPE at each learning rate
 MOST_CURVES = 20
 
 
@@ -65,8 +65,39 @@ class Results:
         """Selects the differences that have a seed at least."""
         return self.lines[self.lines["n"] > 0]
 
+    @cached_property
+    def stated(self) -> pd.DataFrame:
+        """Gives what a sentence can rest on: differences, pooled estimates, rates."""
+        return pd.concat([self.lines, pooled_lines(self.joined), rate_lines(self.joined)])
 
-@dataclass(frozen=True)
+    def differences_of(self, studies: Collection[str]) -> pd.DataFrame:
+        """Selects the differences of these studies, in the order of conf/contrasts.yaml; those of
+        Tables 1 and 2 come last, as on the page.
+        """
+        contrasts = load_contrasts()
+        names = [name for name in contrasts if not set(studies).isdisjoint(contrasts[name].studies)]
+        names.sort(key=lambda name: contrasts[name].studies[0] in TABLES)
+        found = self.answered[self.answered["name"].isin(names)]
+        order = found["name"].map(names.index)
+        return found.loc[order.sort_values(kind="stable").index]
+
+    def whole_seeds(self) -> pd.Series:
+        """Counts by study the seeds that have all of its runs."""
+        sizes = self.joined.groupby(["study", "seed"], as_index=False).size()
+        whole = sizes["size"] == sizes["study"].map(Counter(self.cells["study"]))
+        return sizes[whole].groupby("study").size()
+
+    def told(self) -> set[str]:
+        """Names Tables 1 and 2 and the studies that have a whole seed, unless all their runs are of
+        the tables: others share single runs with these.
+        """
+        runs = self.joined.groupby("study")["run_id"].agg(set)
+        of_tables = set().union(*(runs.get(name, set()) for name in TABLES))
+        whole = [name for name in self.whole_seeds().index if not runs[name] <= of_tables]
+        return {*TABLES, *whole}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """The content of a report.
 
@@ -83,7 +114,7 @@ class Report:
     published: Results
     shown: pd.DataFrame
     whose: str
-    losses: Sequence[Table]
+    losses: Sequence[LossTable]
     studies: Sequence[Table]
     differences: pd.DataFrame
     verdict: Sequence[str]
@@ -100,7 +131,6 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     UserError if runs of one row are not comparable.
     """
     every = [*table_cells(PUBLISHED_SCALE), *expected_cells(PUBLISHED_SCALE)]
-    published = results(runs.published, every)
     cells = shown_cells(runs)
     own = results(runs.own, [*cells, *expected_cells(runs.scale)])
     planned = cell_frame(cells)
@@ -111,20 +141,20 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     large = shown[:0]
     if runs.scale != "paper":
         large = by_study(runs.published, table_cells("paper"))
-    missing = tables.missing_words(source)
-    losses = [tables.loss_table(name, planned, shown, large, missing) for name in TABLES]
-    told = with_whole_seed(own) | set(studies or ())
+    missing = losses.missing_words(source)
+    told = own.told() | set(studies or ())
     with_runs = [name for name in own.joined["study"].unique() if name in told - set(TABLES)]
-    of_studies = [tables.study_table(name, own.joined) for name in with_runs]
-    contrasts = load_contrasts()
-    names = [name for name in contrasts if not told.isdisjoint(contrasts[name].studies)]
-    names.sort(key=lambda name: contrasts[name].studies[0] in TABLES)  # last, as on the page
-    differences = own.answered[own.answered["name"].isin(names)]
-    differences = differences.sort_values(
-        "name", key=lambda name: name.map(names.index), kind="stable"
+    return Report(
+        runs=runs,
+        own=own,
+        published=results(runs.published, every),
+        shown=shown,
+        whose=whose,
+        losses=[losses.loss_table(name, planned, shown, large, missing) for name in TABLES],
+        studies=[losses.study_table(name, own.joined) for name in with_runs],
+        differences=own.differences_of(told),
+        verdict=agreement.verdict(runs),
     )
-    verdict = agreement.verdict(runs)
-    return Report(runs, own, published, shown, whose, losses, of_studies, differences, verdict)
 
 
 def shown_cells(runs: Runs) -> list[Cell]:
@@ -138,18 +168,6 @@ def shown_cells(runs: Runs) -> list[Cell]:
     return cells if own == set(stand_in.values()) else others
 
 
-def with_whole_seed(own: Results) -> set[str]:
-    """Names Tables 1 and 2 and the studies that have every run of some seed, unless all their runs
-    are of the tables: others share single runs with these.
-    """
-    cells = Counter(own.cells["study"])
-    sizes = own.joined.groupby(["study", "seed"], as_index=False).size()
-    whole = sizes[sizes["size"] == sizes["study"].map(cells)]["study"]
-    runs = own.joined.groupby("study")["run_id"].agg(set)
-    of_tables = set().union(*(runs.get(name, set()) for name in TABLES))
-    return {*TABLES, *(name for name in whole if not runs[name] <= of_tables)}
-
-
 def build_report(
     *,
     results_dir: Path,
@@ -159,7 +177,7 @@ def build_report(
     studies: Collection[str] | None = None,
 ) -> list[InvalidRecord]:
     """Reads the runs of `load_runs`, writes the page and the CSV files, and prints the results of
-    `studies` (None: those of `with_whole_seed`, which the page always has) and the page's path.
+    `studies` (None: those of `Results.told`, which the page always has) and the page's path.
 
     `out_dir` defaults to results_dir/report, of the smoke scale report-smoke. Returns the invalid
     records, which enter no number. Raises UserError if runs of one row are not comparable.
@@ -171,7 +189,7 @@ def build_report(
     pictures = draw(report)
     found = None
     try:
-        found = findings(report.published.lines)
+        found = findings(report.published.stated)
     except UserError as error:  # after a change of the numerics, say, when published runs are stale
         log_line(f"{error}; the page does not say what was found")
     source = runs.own if len(runs.own) else runs.published
@@ -201,36 +219,37 @@ def draw(report: Report) -> dict[str, Figure]:
     of_table = report.shown[report.shown["study"] == TABLES[0]]
     if len(of_table):
         drawn["fig4"] = figures.fig4(load_curves(of_table), of_table)
-    rates = rate_lines(report.published.joined)
-    if len(rates):
-        drawn["rates"] = figures.rates(rates)
-    lines = report.published.lines.query("dataset == ''").dropna(subset="mean")
-    lines = lines.assign(model=lines["name"].map(beside_rope())).dropna(subset="model")
-    if len(lines):
-        title = "After 3,200 steps at the paper's learning rate, 95 % over seeds"
-        drawn["models"] = figures.models(lines, title)
+    drawn |= draw_published(report.published)
     return drawn
 
 
-def rate_lines(published: pd.DataFrame) -> pd.DataFrame:
-    """Estimates CRoPE - RoPE at each learning rate and corpus over the seeds of RATE_STUDY: the
-    columns dataset, rate and those of `estimate`.
-    """
-    by_seed = crope_minus_rope(published[published["study"] == RATE_STUDY])
-    by_seed["rate"] = by_seed["setting"].str.removeprefix("train.lr=").astype(float)
-    lines = []
-    for (dataset, rate), part in by_seed.groupby(["dataset", "rate"]):
-        lines.append({"dataset": dataset, "rate": rate} | estimate(part["nats"]))
-    return pd.DataFrame(lines)
+def draw_published(published: Results) -> dict[str, Figure]:
+    """Draws what the published runs say, by name; README and docs/results.md show these, too."""
+    drawn, joined, lines = {}, published.joined, published.lines
+    estimates = pooled_lines(joined)
+    best = lines[lines["name"] == subjects()["best"]]
+    if len(estimates) and len(best):
+        estimates = estimates.set_index("name").loc[["pooled/long", "pooled/short", "pooled"]]
+        drawn["forest"] = figures.forest(units(joined, load_pools()["pooled"]), estimates, best)
+    rates = rate_lines(joined)
+    if len(rates):
+        drawn["rates"] = figures.rates(rates)
+    overall = lines.query("dataset == ''").dropna(subset="mean")
+    models = overall.assign(model=overall["name"].map(beside_rope())).dropna(subset="model")
+    if len(models):
+        title = "After 3,200 steps at the paper's learning rate, 95 % over seeds"
+        drawn["models"] = figures.models(models, title)
+    return drawn
 
 
 def beside_rope() -> dict[str, str]:
-    """Finds the contrasts of study `cost` that subtract RoPE, P1 among them: contrast -> model."""
+    """Finds the contrasts that subtract RoPE in the study of `shown.models`: contrast -> model."""
     models = {}
     for name, contrast in load_contrasts().items():
         model = contrast.first[0]
-        beside = contrast.studies == ("cost",) and contrast.seconds == (("rope", ""),)
-        if beside and model != "nope":  # ten times as far away
+        beside = contrast.studies == (subjects()["models"],) and contrast.of == "loss"
+        # nope is ten times as far away
+        if beside and contrast.seconds == (("rope", ""),) and model != "nope":
             models[name] = model
     return models
 
@@ -297,11 +316,11 @@ def print_report(report: Report, page: Path, studies: Collection[str] | None) ->
             contrast = contrasts[line["name"]]
             if table.name in contrast.studies:
                 print(tables.line_text(contrast, line))
-    for table in report.losses:
+    for of_paper in report.losses:
         # Published losses stand on the page; here they would look like the user's.
         own = report.whose == "your runs" or report.runs.own.empty
-        if own and table.name in (studies or TABLES):
-            print(f"\n{fill(table.caption)}\n{table.text()}")
+        if own and of_paper.name in (studies or TABLES):
+            print(f"\n{fill(of_paper.caption)}\n{of_paper.text()}")
     if report.whose != "your runs" and len(report.runs.own) and not report.studies:
         print("\nyour runs make no whole study yet: python scripts/tools.py list")
     print("", *map(fill, report.verdict), f"open {page}", sep="\n")

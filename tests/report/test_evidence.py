@@ -56,11 +56,20 @@ def test_other_studies_and_models_are_left_out():
     assert nats(together(losses(rope=[5.0], crope=[5.1], nope=[9.0]), other)) == [0.1]
 
 
-def test_other_values_than_the_final_loss():
-    others = {"train.final_nats": [4.0, 4.5], "beyond_nats": [0.25, 0.75]}
-    runs = losses(rope=[5.0], crope=[5.1]).assign(**others)
-    assert nats(runs, replace(COST, of="train")) == [0.5]
-    assert nats(runs, replace(COST, seconds=(), of="beyond")) == [0.75]
+@pytest.mark.parametrize(
+    ("of", "column", "label"),
+    [
+        ("loss", "loss", "CRoPE − RoPE"),
+        ("lowest", "val_full.best_nats", "CRoPE − RoPE, lowest loss"),
+        ("train", "train.final_nats", "CRoPE − RoPE, training loss"),
+        ("longer", "longer_nats", "CRoPE − RoPE at 4 L"),
+        ("beyond", "beyond_nats", "CRoPE − RoPE at 4 L − at L"),
+    ],
+)
+def test_each_kind_of_loss_has_its_column_and_label(of, column, label):
+    runs = losses(rope=[5.0], crope=[5.1]).assign(**{column: [4.0, 4.5]})
+    contrast = replace(COST, of=of)
+    assert (nats(runs, contrast), contrast.label) == ([0.5], label)
 
 
 SLOW = losses(setting=RATES[0], settings=2, rope=[5.0, 5.0], crope=[5.1, 5.2])
@@ -107,6 +116,7 @@ def three_rates(monkeypatch):
     axes = {"data": ["ptb"], "train.lr": ["1", "2", "3"]}
     monkeypatch.setattr(evidence, "study_axes", lambda study: axes)
     monkeypatch.setattr(evidence, "planned_seeds", lambda study: (0, 1))
+    return axes
 
 
 def test_each_model_is_taken_at_the_rate_of_its_lowest_mean(three_rates):
@@ -117,14 +127,15 @@ def test_each_model_is_taken_at_the_rate_of_its_lowest_mean(three_rates):
 
 
 def test_a_best_rate_is_of_one_corpus_and_named_where_it_ends_the_grid(three_rates):
+    three_rates["data"] = ["ptb", "wikitext2"]
     other = {
-        1: {"rope": [7.0], "crope": [7.2]},
-        2: {"rope": [8.0], "crope": [7.1]},
-        3: {"rope": [9.0], "crope": [9.0]},
+        1: {"rope": [7.0, 7.0], "crope": [7.2, 7.2]},
+        2: {"rope": [8.0, 8.0], "crope": [7.1, 7.1]},
+        3: {"rope": [9.0, 9.0], "crope": [9.0, 9.0]},
     }
     runs = together(at_rates(ONE_CORPUS), at_rates(other, dataset="wikitext2"))
     found = differences(runs, BEST)
-    assert found["nats"].round(9).tolist() == [0.1, 0.1, 0.1]
+    assert found["nats"].round(9).tolist() == [0.1, 0.1, 0.1, 0.1]
     (setting,) = found["setting"].unique()
     assert (
         setting == "best train.lr: CRoPE 1, 2 (an end of the grid); RoPE 2, 1 (an end of the grid)"
@@ -143,6 +154,57 @@ def test_a_plan_at_best_rates_counts_its_seeds_before_its_end(three_rates):
     assert (line["n"], line["planned"]) == (1, 2)
 
 
+def test_a_plan_at_best_rates_with_whole_rates_but_not_all_has_one_line_and_no_interval(
+    three_rates,
+):
+    two_rates = {rate: ONE_CORPUS[rate] for rate in (1, 2)}
+    line, printed = only_line(at_rates(two_rates), replace(BEST, date="2026-11-26"))
+    assert (printed, line["complete"]) == ("0 of 2 seeds", False)
+
+
+def test_best_rates_of_two_studies_are_of_the_rates_that_both_have(monkeypatch):
+    """Only rate 2 is common: 5.3 - 5.1 and 5.8 - 5.2, of the other study 5.5 - 5.0. Rate 2 is an end
+    of the other grid, but inside of the first.
+    """
+    grids = {"mine": ["1", "2", "3"], "other": ["2", "4"]}
+    monkeypatch.setattr(
+        evidence, "study_axes", lambda study: {"data": ["ptb"], "train.lr": grids[study]}
+    )
+    planned = {"mine": (0, 1), "other": (2,)}
+    monkeypatch.setattr(evidence, "planned_seeds", planned.__getitem__)
+    mine = at_rates(
+        {1: {"rope": [4.0, 4.0], "crope": [4.0, 4.0]}, 2: {"rope": [5.1, 5.2], "crope": [5.3, 5.8]}}
+    )
+    other = losses(study="other", setting="train.lr=2", first_seed=2, rope=[5.0], crope=[5.5])
+    found = differences(together(mine, other), replace(BEST, studies=("mine", "other")))
+    assert found["nats"].round(9).tolist() == [0.2, 0.6, 0.5]
+    assert found["setting"][0] == "best train.lr: CRoPE 2; RoPE 2"
+
+
+def test_a_contrast_is_subtracted_at_equal_corpus_and_seed():
+    """0.3 - 0.1 and 0.5 - 0.2; the third seed lacks the other study."""
+    wide = losses(study="wide", rope=[4.0, 4.0, 4.0], crope=[4.3, 4.5, 4.9])
+    runs = together(losses(rope=[5.0, 5.0], crope=[5.1, 5.2]), wide)
+    trend = replace(COST, studies=("wide",), minus=COST)
+    assert nats(runs, trend) == [0.2, 0.3]
+    assert (trend.needed, trend.label) == (("wide", "mine"), "CRoPE − RoPE, less cost")
+
+
+def test_holms_correction_stops_at_the_first_that_fails():
+    """t = 6, 3, 2.5 and 1 with 9 degrees of freedom: p = 0.0002, 0.0150, 0.0339 and 0.34 beside
+    0.05 / 4, 0.05 / 3, 0.05 / 2 and 0.05.
+    """
+    t = pd.Series([1.0, -3.0, 6.0, 2.5])
+    lines = pd.DataFrame({"mean": t / np.sqrt(10), "std": 1.0, "n": 10})
+    assert evidence.holm(lines) == 2
+
+
+def test_an_interval_of_another_level():
+    """t(2) at 99 % is 9.924843: 0.2 -+ 9.924843 * 0.1 / sqrt(3)."""
+    line = estimate(pd.Series([0.1, 0.2, 0.3]), level=0.99)
+    assert (line["low"], line["high"]) == pytest.approx((-0.3730, 0.7730), abs=1e-4)
+
+
 @pytest.mark.slow
 def test_an_interval_at_best_rates_covers_95_percent(three_rates):
     """Two models with two rates nearly level, 8 seeds; losses of a seed go together. 300 draws
@@ -153,6 +215,7 @@ def test_an_interval_at_best_rates_covers_95_percent(three_rates):
     grid = at_rates({rate: dict.fromkeys(curves, [0.0] * 8) for rate in (1, 2, 3)})
     rate = grid["setting"].str[-1].astype(int) - 1
     true = sum(np.where(grid["model"] == model, curves[model][rate], 0) for model in curves)
+    three_rates["data"] = list(range(300))
     draws = []
     for draw in range(300):  # a corpus each, as whose rates are chosen
         shared = 0.01 * random.standard_normal(8)
@@ -263,6 +326,17 @@ W1 rates: CRoPE − RoPE, best train.lr
 W2 rates: CRoPE − thin FFN, best train.lr
 V1 table1_medium: CRoPE − RoPE
 V2 table1_medium: thin FFN − RoPE
+L1 long_small: CRoPE − RoPE
+L2 long_small: thin FFN − RoPE
+L3 long_small: CRoPE − thin FFN
+A1 table1_early: CRoPE − RoPE, lowest loss
+A2 table1_early: thin FFN − RoPE, lowest loss
+C1 width_64: CRoPE − RoPE, best train.lr
+C2 width_256: CRoPE − RoPE, best train.lr
+C3 width_64: CRoPE − RoPE, train.lr=0.001
+C4 width_256: CRoPE − RoPE, train.lr=0.001
+C5 width_256: CRoPE − RoPE, less C1, best train.lr
+C6 width_256: CRoPE − RoPE, less C3, train.lr=0.001
 """
 
 
@@ -273,7 +347,7 @@ def test_the_contrasts_are_as_planned():
         parts = [contrast.label, *contrast.at, *["mean"] * contrast.averaged]
         parts += [f"best {contrast.best}"] if contrast.best else []
         lines.append(f"{name} {', '.join(contrast.studies)}: {', '.join(parts)}")
-    assert lines[:19] == PLANNED.split("\n")[1:-1]
+    assert lines[:30] == PLANNED.split("\n")[1:-1]
     assert "baselines/xpos - nope baselines: XPOS − NoPE" in lines
 
 

@@ -1,5 +1,6 @@
 """What is drawn: frames, labels, colours and order; not each coordinate."""
 
+import numpy as np
 import pandas as pd
 from matplotlib.colors import to_hex
 
@@ -85,13 +86,46 @@ def test_the_caption_names_the_panels_of_the_axes():
     assert labels == ["validation", "training"]
 
 
-def test_each_interval_has_its_number_of_seeds_and_corpora_stand_side_by_side():
+def test_rates_have_an_interval_each_and_their_seeds_in_the_legend():
     figure = rates()
     first, second = drawn(figure, 0, "interval")
     assert first == [[0.002, -0.5], [0.002, 1.0]]
     assert second == [[0.00216, -0.5], [0.00216, 1.0]]
-    assert [text.get_text() for text in figure.axes[0].texts] == ["n\u00a0=\u00a02"] * 2
-    assert drawn(figure, 0, "Penn Treebank") == [[[0.002, 0.25]]]
+    legend = figure.axes[0].get_legend().get_texts()
+    assert [text.get_text() for text in legend] == [
+        "Penn Treebank (seeds: 2)",
+        "Wikitext-2 (seeds: 2)",
+    ]
+
+
+def forest():
+    unit = {"group": "long", "n": 3, "mean": 0.01, "low": 0.0, "high": 0.02, "of_paper": np.nan}
+    of_paper = {"label": "PG-19", "n": 1, "low": np.nan, "high": np.nan, "of_paper": -0.03}
+    units = pd.DataFrame([unit | {"label": "ptb"}, unit | of_paper])
+    pool = {"title": "long", "n": 4, "units": 2, "mean": 0.01, "low": 0.005, "high": 0.015}
+    pool |= {"complete": True}
+    best = pool | {"dataset": "", "n": 20, "mean": -0.001}
+    corpus = best | {"dataset": "ptb"}
+    return figures.forest(units, pd.DataFrame([pool, pool]), pd.DataFrame([best, corpus]))
+
+
+def test_a_forest_plot_has_units_pools_and_the_papers_differences_by_line():
+    (axis,) = forest().axes
+    assert [label.get_text() for label in axis.get_yticklabels()] == [
+        "long: 4 pairs",
+        "ptb",
+        "PG-19",
+        "+0.010 (+0.005 to +0.015)",
+        "All 2 settings: 4 pairs",
+        "+0.010 (+0.005 to +0.015)",
+        "Each model at its best rate: 20 seeds",
+        "Penn Treebank, 3,200 steps, warm-up",
+        "−0.001 (+0.005 to +0.015)",
+    ]
+    assert drawn(forest(), 0, "unit") == [[[0.01, 1]], [[0.01, 2]], [[-0.001, 7]]]
+    assert drawn(forest(), 0, "paper")[1] == [[-0.03, 2]]
+    diamonds = [shape.get_xy().tolist() for shape in axis.patches if shape.get_gid() == "pool"]
+    assert diamonds[0][:3] == [[0.005, 3.0], [0.01, 2.6], [0.015, 3.0]]
 
 
 def test_own_curves_have_a_line_of_sampled_and_markers_of_full_losses_for_each_run():

@@ -23,20 +23,23 @@ P1 = {
 SLOW = P1 | {"name": "base/crope - rope", "setting": "train.lr=1"}
 FAST = SLOW | {"setting": "train.lr=2", "dataset": "ptb", "mean": -0.1234, "low": -0.2}
 FILE = """
-differences:
-  - {says: the paper's rate, from: P1}
-  - {says: another, from: base/crope - rope, at: train.lr=1}
+answer: {says: "It costs {cost}, listed {listed}.", rests: {
+  cost: {from: P1, is: above 0, show: cost}, listed: {from: P1, is: above 0, show: listed}}}
+below: {says: "{above} of {units}, {n} pairs, tau {tau}.", rests: {
+  above: {from: pooled, is: above 0, show: above}, units: {from: pooled, is: above 0, show: units},
+  n: {from: pooled, is: above 0, show: n}, tau: {from: pooled, is: above 0, show: tau}}}
 readme:
-  - says: "It costs {cost}, on a corpus {ptb}, at a large rate {fast}, spread {spread}."
+  - says: "It costs {cost}, on a corpus {ptb}, at a large rate {fast} or {mean}."
     rests:
       cost: {from: P1, is: above 0}
       ptb: {from: P1, in: ptb, is: above 0, show: size}
       fast: {from: base/crope - rope, at: train.lr=2, in: ptb, is: open, show: size}
-      spread: {from: P1, is: above 0, show: spread}
-results: []
-meanings:
-  P1: {is: above 0, says: It costs.}
+      mean: {from: base/crope - rope, at: train.lr=2, in: ptb, is: open, show: mean}
+claims:
+  - {claim: none, says: Refuted., rests: {}}
+results: {rates: []}
 """
+POOLED = P1 | {"name": "pooled", "n": 9, "units": 4.0, "above": 3.0, "tau": 0.0066}
 
 
 @pytest.fixture
@@ -44,26 +47,19 @@ def found(tmp_path, monkeypatch):
     file = tmp_path / "findings.yaml"
     file.write_text(FILE)
     monkeypatch.setattr(findings_module, "FINDINGS_FILE", file)
-    lines = [SLOW, FAST | {"dataset": "", "mean": 9}, FAST]
+    lines = [POOLED, SLOW, FAST | {"dataset": "", "mean": 9}, FAST]
     return lambda p1: findings(pd.DataFrame([p1, p1 | {"dataset": "ptb", "mean": 9}, *lines]))
 
 
 def test_numbers_are_filled_in(found):
     """† marks what was planned: all corpora of P1."""
-    (text,) = found(P1).readme
+    filled = found(P1)
+    (text,) = filled.readme
     of_p1 = "It costs +0.200 (+0.100 to +0.300)†, on a corpus 9"
-    assert text == f"{of_p1}, at a large rate 0.12, spread 0.05."
-
-
-def test_the_table_of_differences_marks_planned_ones(found):
-    assert found(P1).differences.frame.to_numpy().tolist() == [
-        ["the paper's rate †", "+0.200 (+0.100 to +0.300)", 3],
-        ["another", "+0.200 (+0.100 to +0.300)", 3],
-    ]
-
-
-def test_planned_questions_have_their_meaning(found):
-    assert found(P1).meanings == {"P1": "It costs."}
+    assert text == f"{of_p1}, at a large rate 0.12 or −0.123."
+    assert filled.answer == "It costs 0.200 (0.100 to 0.300), listed +0.200, +0.100 to +0.300."
+    assert filled.below == "3 of 4, 9 pairs, tau 0.007."
+    assert filled.claims.frame.to_numpy().tolist() == [["none", "Refuted."]]
 
 
 def test_no_line_and_several_of_which_none_is_named_are_refused(found):

@@ -49,13 +49,12 @@ def test_a_run_directory_counts_once_however_often_it_is_named(tmp_path):
     assert "extrapolation.json" in str(error)
 
 
-def test_the_loss_beyond_the_training_length():
-    """At 64 tokens less that at 16, where the run was trained."""
-    lengths = [{"seq_len": 16, "loss_nats": 5.0}, {"seq_len": 64, "loss_nats": 5.3}]
+def test_the_loss_at_four_times_the_training_length_and_how_much_higher_it_is():
+    lengths = [{"seq_len": 16, "loss_nats": 5.0}, {"seq_len": 64, "loss_nats": 5.25}]
     lengths.append({"seq_len": 32, "loss_nats": 9.0})
-    assert frame._beyond({"lengths": lengths}, 16) == pytest.approx(0.3)
+    assert frame._longer({"lengths": lengths}, 16) == {"longer_nats": 5.25, "beyond_nats": 0.25}
     lengths[1]["loss_nats"] = None
-    assert frame._beyond({"lengths": lengths}, 16) is None
+    assert frame._longer({"lengths": lengths}, 16) == {"longer_nats": None, "beyond_nats": None}
 
 
 def test_curves_of_own_and_published_runs(tmp_path):

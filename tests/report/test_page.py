@@ -19,10 +19,8 @@ from tests.report.frames import cells, losses, runs, together
 SCHEDULE = {"config.train.max_steps": 20, "config.train.lr_step_size": 10}
 CURVES = ["val/loss_nats", "val_full/loss_nats", "train/loss_nats"]
 NONE = runs(rope=[])
-HEADLINE = Table(
-    "headline", "Differences", pd.DataFrame([["P1", "+0.1", 3]], columns=["", "Nats", "n"])
-)
-FOUND = Findings(HEADLINE, ["**Nearly.** It costs."], [], {})
+CLAIMS = Table("claims", "Claims", pd.DataFrame([["none", "Refuted."]], columns=["", "Here"]))
+FOUND = Findings("Nearly.", "Small models.", ["**The rate** decides."], CLAIMS, {})
 PUBLIC = runs(rope=[5.07], crope=[5.1325]).assign(record_set="public", **SCHEDULE)
 
 
@@ -71,7 +69,9 @@ def test_the_users_runs_are_in_the_tables_and_every_file(built, capsys):
     assert "Tables 1 and 2 show 2 of your runs" in text
     assert "<td>5.0625</td><td>5.1875</td><td>+0.1250 (1 of 3 seeds)</td>" in text
     assert "<td>5.0625</td><td>5.0700 to 5.0700 (1 runs)</td>" in text
-    assert "<p><b>Nearly.</b> It costs.</p>" in text
+    assert '<p class="answer">Nearly.</p>' in text
+    assert "<li><b>The rate</b> decides.</li>" in text
+    assert "<td>Refuted.</td>" in text
     assert list(pd.read_csv(folder / "runs.csv")["loss"]) == [5.0625, 5.1875]
     lines = pd.read_csv(folder / "differences.csv").query("name == 'table1/crope - rope'")
     assert lines.set_index("runs")["mean"].to_dict() == {"yours": 0.125}
@@ -131,23 +131,11 @@ def test_the_picture_of_all_models_has_those_beside_rope_over_all_corpora(monkey
     every = pd.DataFrame({"name": list(load_contrasts())}).assign(dataset="", mean=0.5)
     lines = pd.concat([every, every.assign(dataset="ptb"), every.assign(mean=None)])
     empty = losses(rope=[])
-    nothing = page.Results(empty, empty, lines)
-    none = Runs("quick", empty, empty, [])
-    page.draw(page.Report(none, nothing, nothing, empty, "", [], [], empty, []))
+    page.draw_published(page.Results(empty, empty, lines))
     shown = drawn.call_args.args[0][["name", "model"]].to_numpy().tolist()
     others = ["complex_qk", "complex_v", "complex_misaligned", "conjugate", "halved", "lowrank"]
     of_cost = [[f"cost/{model} - rope", model] for model in [*others, "thin_ffn", "mqa"]]
     assert sorted(shown) == sorted([["P1", "crope"], *of_cost])
-
-
-def test_the_picture_of_rates_has_the_seeds_of_its_study_alone():
-    """0.1 and 0.2; `fair_lr` has no warm-up."""
-    at = {"setting": "train.lr=0.004", "rope": [5.0, 5.0]}
-    planned = losses(study="rates", crope=[5.1, 5.2], **at)
-    other = losses(study="fair_lr", crope=[9.0, 9.0], **at)
-    (line,) = page.rate_lines(together(planned, other)).to_dict("records")
-    assert (line["dataset"], line["rate"], line["n"]) == ("ptb", 0.004, 2)
-    assert line["mean"] == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize("scale", ["quick", "smoke"])

@@ -1,4 +1,4 @@
-"""Publication of finished runs, and the tables of README.md."""
+"""Publication of finished runs."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,8 +9,6 @@ from crope.errors import DataError, InvalidRecord, UserError
 from crope.files import read_json, write_json
 from crope.records.store import read_set
 from crope.report import publish as module
-from crope.report.frame import cell_frame
-from tests.report.frames import cells, losses, together
 from tests.report.records import failed, record
 
 SHA256 = {"train": "t", "validation": "v"}
@@ -93,19 +91,3 @@ def test_ngram_losses_of_the_runs_tokens_join_the_published_ones(published, clea
 def test_a_smoke_run_changes_no_ngram_losses(published, clean):
     clean.run["scale"] = "smoke"
     assert not (published(clean, scale="smoke") / "ngrams.json").exists()
-
-
-def test_the_readmes_table_has_full_losses_of_long_runs_and_a_bigrams():
-    """XPOS is that of a second study, whose RoPE is left out; the bigram is of the runs' tokens."""
-    first, second = module.LONG_STUDIES
-    of_first = losses(study=first, rope=[4.0], thin_ffn=[4.25])
-    joined = together(of_first, losses(study=second, rope=[9.0], xpos=[5.0]))
-    every = cells("rope", "thin_ffn", study=first) + cells("rope", "xpos", study=second)
-    published = SimpleNamespace(cells=cell_frame(every), joined=joined)
-    bpe = {"corpus": "ptb", "tokenizer": {"vocab_size": 4096}, "loss_nats": {"bigram": 4.25}}
-    other = bpe | {"tokenizer": {"vocab_size": 300}, "loss_nats": {"bigram": 9.0}}
-    long = module.long_table1(published)
-    assert module.for_readme(long, of_first, [other, bpe]).frame.to_numpy().tolist() == [
-        ["Penn Treebank", "paper", "4.4288 ± 0.0224", "4.0212 ± 0.0243", "", ""],
-        ["bigram: 4.2500", "here", "5.0000", "4.0000", "4.2500", ""],
-    ]

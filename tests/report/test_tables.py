@@ -1,132 +1,16 @@
-"""Tables as they are printed: the paper's numbers, this project's below them, differences."""
+"""How differences and the user's runs are printed."""
 
-import numpy as np
 import pandas as pd
 
 from crope.report import tables
-from crope.report.frame import Runs, cell_frame
-from crope.report.tables import loss_table
-from tests.report.frames import cells, losses, runs, together
+from crope.report.frame import Runs
+from tests.report.frames import losses, runs, together
 
-SIZE = {
-    "config.train.batch_size": 2,
-    "config.train.seq_len": 256,
-    "config.train.max_steps": 3200,
-    "parameters.total": 1_234_567,
-    "val_sampled.mean_nats": 5.5,
-    "val_sampled.std_nats": 0.25,
-}
 NO_RUNS = losses(rope=[])
-N = "n\u00a0=\u00a0"
-
-
-def of_table1(study="table1", **options):
-    shown = losses(study=study, **options).assign(**SIZE)
-    return shown.assign(planned=[(0,)] * len(shown))
-
-
-def table1(shown, large=NO_RUNS, **reasons):
-    of_row = cell_frame(cells("xpos", "rope", "crope", study="table1"))
-    by_cell = {f"{model}-ptb-base": reason for model, reason in reasons.items()}
-    return loss_table("table1", of_row, shown, large, by_cell)
 
 
 def lines(table):
     return table.frame.to_numpy().tolist()
-
-
-def test_table_1_as_printed():
-    """Differences 0.1, 0.2 and 0.3: mean 0.2, interval -0.0484 to 0.4484. XPOS lacks a seed.
-    Runs of other corpora and rows are left out.
-    """
-    shown = of_table1(xpos=[6.0, 6.2], rope=[5.0, 5.1, 5.2], crope=[5.1, 5.3, 5.5])
-    corpus = of_table1(dataset="wikitext2", rope=[1.0])
-    table = table1(together(shown, corpus, of_table1(row="b2_l512_d64", rope=[2.0])))
-    assert list(table.frame) == ["Dataset", "", "XPOS", "RoPE", "CRoPE", "CRoPE − RoPE"]
-    paper, full, sampled, parameters = lines(table)
-    stated = ["4.4288 ± 0.0224", "4.0212 ± 0.0243", "4.0158 ± 0.0233", "−0.0054"]
-    assert paper == ["Penn Treebank", "paper", *stated]
-    assert full == [
-        "here B=2, L=256, 3,200 steps",
-        "full",
-        f"6.1000 ± 0.1414 ({N}2)",
-        "5.1000 ± 0.1000",
-        "5.3000 ± 0.2000",
-        f"+0.2000 (−0.0484 to +0.4484), {N}3",
-    ]
-    both = "5.5000 ± 0.2500"
-    assert sampled == ["", "sampled", f"{both} ({N}2)", both, both, ""]
-    assert parameters == ["Parameters", "", *["1,234,567"] * 3, ""]
-
-
-def test_before_all_planned_seeds_are_there_a_line_has_no_interval():
-    shown = of_table1(rope=[5.0, 5.2], crope=[5.5, 5.5])
-    shown["planned"] = [(0, 1, 2)] * 4
-    assert lines(table1(shown))[1][-1] == "+0.4000 (2 of 3 seeds)"
-
-
-def test_table_2_has_the_papers_configurations():
-    place = {"study": "table2", "dataset": "pg19", "row": "b2_l512_d64"}
-    small = losses(rope=[5.0], **place)
-    table = loss_table("table2", cell_frame(cells(**place)), small, NO_RUNS, {})
-    stated = "paper 6.699 ± 0.111 6.700 ± 0.113 +0.001"
-    assert " ".join(lines(table)[0]) == f"B=2, L=512, D=64, γ=0.9, step=1000 {stated}"
-    assert lines(table)[1][1:] == ["full", "5.000", "missing", ""]
-
-
-def test_runs_of_the_papers_own_size_stand_below():
-    large = of_table1(rope=[4.0], crope=[4.5]).assign(scale="paper")
-    small = of_table1(rope=[5.0], crope=[5.1])
-    full, sampled = lines(table1(small, large, xpos="failed: in the small run"))[3:5]
-    assert full == ["", "full, paper's size", "missing", "4.0000", "4.5000", f"+0.5000, {N}1"]
-    assert sampled[1] == "sampled, paper's size"
-    assert lines(table1(large))[1][0] == ""
-
-
-def test_a_run_that_ends_overfitted_shows_its_lowest_loss():
-    shown = of_table1(rope=[6.75], crope=[6.5]).assign(**{"val_full.best_nats": [3.75, 4.0]})
-    lowest = lines(table1(shown))[2]
-    assert lowest == ["", "lowest", "missing", "3.7500", "4.0000", f"+0.2500, {N}1"]
-
-
-def test_where_all_runs_are_of_tiny_its_lines_are_the_only_ones():
-    """The paper has no line of it."""
-    both = cell_frame(cells(study="table1") + cells(study="table1", dataset="tiny"))
-    other, tiny = of_table1(rope=[5.0]), of_table1(rope=[5.0], dataset="tiny")
-    for shown, first in ((other, ["Penn Treebank", "paper"]), (tiny, ["tiny (a grammar)", "full"])):
-        table = loss_table("table1", both, shown, NO_RUNS, {})
-        assert lines(table)[0][:2] == first
-    mixed = loss_table("table1", both, together(other, tiny), NO_RUNS, {})
-    assert not [line for line in lines(mixed) if "tiny" in line[0]]
-
-
-def test_a_diverged_run_is_not_averaged_away():
-    table = table1(of_table1(rope=[5.0, 5.0], crope=[5.1, np.inf]))
-    assert lines(table)[1][4:] == ["diverged", f"diverged, {N}2"]
-
-
-def test_the_csv_file_has_numbers_and_why_one_is_missing():
-    table = table1(of_table1(rope=[5.0, 5.1]), crope="failed: x")
-    assert tables.to_csv(table.numbers).splitlines()[3:7] == [
-        "table1,ptb,base,paper,crope,,4.015800,0.023300,complete",
-        "table1,ptb,base,full,xpos,,,,missing",
-        "table1,ptb,base,full,rope,2,5.050000,0.070711,complete",
-        "table1,ptb,base,full,crope,,,,failed: x",
-    ]
-
-
-def test_the_sampled_deviation_is_the_mean_of_those_of_the_seeds():
-    of_row = of_table1(rope=[5.0, 5.2]).assign(**{"val_sampled.std_nats": [0.25, 0.75]})
-    assert tables.losses_by_model(of_row, "sampled").loc["rope"].tolist() == [2, 5.5, 0.5]
-
-
-def test_why_a_cell_is_empty():
-    every = runs(rope=[5.0], crope=[5.0], mqa=[5.0]).assign(status=["failed", "stale", "complete"])
-    assert tables.missing_words(every) == {
-        "rope-ptb-base": "failed",
-        "crope-ptb-base": "stale",
-        "mqa-ptb-base": "no seed that RoPE and CRoPE share",
-    }
 
 
 def test_a_rounded_zero_has_no_sign():
@@ -137,17 +21,6 @@ def test_planned_lines_are_those_over_all_corpora_where_there_are_several():
     names = [("P1", ""), ("P1", "ptb"), ("P5", "pg19"), ("levels/rope", "")]
     every = pd.DataFrame(names, columns=["name", "dataset"])
     assert tables.planned_lines(every).to_numpy().tolist() == [["P1", ""], ["P5", "pg19"]]
-
-
-def test_a_study_has_a_line_per_setting_and_a_column_per_model():
-    slow = losses(setting="train.lr=1", rope=[5.0, 5.2], crope=[5.5, 5.5])
-    fast = losses(setting="train.lr=2", rope=[4.0])
-    table = tables.study_table("mine", together(slow, fast))
-    assert list(table.frame) == ["", "CRoPE", "RoPE", "seeds"]
-    assert lines(table) == [
-        ["Penn Treebank; train.lr=1", "5.5000 ± 0.0000", "5.1000 ± 0.1414", f"{N}2"],
-        ["Penn Treebank; train.lr=2", "", "4.0000", f"{N}1"],
-    ]
 
 
 def own_lines(public=NO_RUNS, **differs):
@@ -166,11 +39,3 @@ def test_own_runs_stand_beside_published_ones_of_their_cell():
 def test_a_failed_run_has_no_loss():
     """And none beside it where none is published."""
     assert own_lines(status="failed")[0][2:] == ["failed", ""]
-
-
-def test_a_table_for_the_terminal_has_each_label_on_a_line():
-    table = table1(of_table1(rope=[5.0, 5.1], crope=[5.1, 5.2]))
-    text = table.text().splitlines()
-    words = "XPOS Penn paper CRoPE here full CRoPE Parameters –"
-    assert " ".join(line.split()[0] for line in text) == words
-    assert max(map(len, text)) <= 80

@@ -1,0 +1,239 @@
+"""README.md and docs/results.md, made from the published sets and docs/findings.yaml alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+import pandas as pd
+from scipy import stats
+
+from crope import paper
+from crope.config import PUBLISHED, ROOT
+from crope.data.ngrams import ORDERS
+from crope.files import write_bytes, write_text
+from crope.plan.study import planned_seeds
+from crope.report import agreement, losses, page, tables
+from crope.report.evidence import estimate, holm, load_contrasts, subjects
+from crope.report.findings import findings, reading
+from crope.report.frame import dataset_label, load_runs
+from crope.report.losses import LARGE, LossTable
+from crope.report.publish import read_ngrams
+from crope.report.tables import Table
+from crope.style import render
+
+DOCS = {
+    ROOT / "README.md": ROOT / "docs" / "README.md.j2",
+    ROOT / "docs" / "results.md": ROOT / "docs" / "results.md.j2",
+}
+PLANNED_AT_99 = ("P1", "P2", "P3", "P4", "P5")  # whose plans asked for intervals of 99 %
+# Widths of models that people train: D, of keys (or values), of the feed-forward layer with its matrices.
+ARCHITECTURES = {
+    "GPT-2": (768, 768, 2 * 3072),
+    "Llama-3-8B": (4096, 1024, 3 * 14336),
+    "Llama-3.2-1B": (2048, 512, 3 * 8192),
+}
+
+
+def update_readme() -> None:
+    """Writes README.md, docs/results.md and their pictures from the published sets alone."""
+    report = page.collect(load_runs(results_dir=PUBLISHED / "none"))
+    texts = render_docs(report)
+    for name, figure in page.draw_published(report.published).items():
+        write_bytes(PUBLISHED / f"{name}.png", render(figure, "png"))
+    for target, text in texts.items():
+        write_text(target, text)
+
+
+def render_docs(report: page.Report) -> dict[Path, str]:
+    """Fills the templates of README.md and docs/results.md: file -> text.
+
+    Raises UserError for a sentence of docs/findings.yaml whose answer has changed.
+    """
+    published, ngrams = report.runs.published, read_ngrams()
+    found = findings(report.published.stated)
+    long = long_table1(report.published)
+    quick = report.losses[0].numbers.query("dataset == 'ptb' and protocol == 'full'")
+    whole = tables.planned_lines(report.published.lines).query("complete")
+    of_gpu = published["device_kind"] == "cuda"
+    hours = published["time.total_s"].astype(float).groupby(of_gpu).sum() / 3600
+    context = {
+        "found": found,
+        "expected": f"{quick.set_index('model')['mean']['crope']:.2f}",
+        "runs": f"{len(published):,}",
+        "hours": f"{hours[False]:.0f}",
+        "gpu_hours": f"{hours[True]:.1f}",
+        "llama": f"{saved_share(*ARCHITECTURES['Llama-3-8B']):.1f} %",
+        "sample": sample_output(report.shown, report.losses[0]),
+        "table1": readme_table1(long),
+        "losses": [shorter(table) for table in (long, *report.losses)],
+        "notes": page.PROTOCOL_NOTES,
+        "planned": planned_table(whole),
+        "excluding": sum(reading(line) != "open" for line in whole.to_dict("records")),
+        "asked": len(whole),
+        "holm": holm(whole),
+        "at_99": planned_at_99(report.published.lines),
+        "unfinished": unfinished(report.published),
+        "pooled": pooled_table(report.published.stated),
+        "costs": costs_table(published),
+        "passes": passes(report.runs.published),
+        "twice": f"{correlation_of_repeats(report.published.lines):.2f}".replace("-", tables.MINUS),
+        "ngrams": ngram_table(ngrams),
+        "repeats": agreement.repeats_table(published.query("scale == 'quick'"), "same"),
+    }
+    texts = {}
+    for target, template in DOCS.items():
+        texts[target] = page.render_template(template, context, autoescape=False)
+    return texts
+
+
+def long_table1(published: page.Results) -> LossTable:
+    """Makes Table 1 of small models, trained for as many steps as the paper's."""
+    study, of_xpos = subjects()["long_table"]
+
+    def as_table1(frame: pd.DataFrame) -> pd.DataFrame:
+        chosen = (frame["study"] == study) | (frame["study"] == of_xpos) & (
+            frame["model"] == "xpos"
+        )
+        return frame[chosen].assign(study="table1", row="base")
+
+    cells = published.cells.sort_values("study", ascending=False, kind="stable")  # XPOS first
+    runs = as_table1(published.joined)
+    table = losses.loss_table("table1", as_table1(cells), runs, runs[:0], {})
+    return replace(table, caption="Table 1, small models after 10,000 steps, nats per token")
+
+
+def readme_table1(table: LossTable) -> Table:
+    """Leaves the full losses of RoPE and CRoPE beside the paper's."""
+    frame = replace(table, parameters={}).select("paper", "full", models=["rope", "crope"]).frame
+    label, kind, *_ = frame.columns
+    frame[label] = frame[label].where(frame[kind] == "paper", "")
+    return Table("table1", "", frame.replace({kind: {"full": "here"}}))
+
+
+def sample_output(runs: pd.DataFrame, table: LossTable) -> str:
+    """Prints what a reproduction with one seed ends with, from a published run of each model."""
+    first = runs[(runs["dataset"] == "ptb") & (runs["seed"] == 0) & (runs["study"] == "table1")]
+    lines = losses.paper_lines("table1", "ptb", "base", table.models)
+    lines += losses.measured_lines("table1", ("ptb", "base"), table.models, first, [""] * 3)
+    return indent(replace(table, lines=lines, parameters={}).text(), 4 * " ")
+
+
+def shorter(table: LossTable) -> LossTable:
+    """Leaves out the sampled losses of small runs, which few tokens make noise."""
+    kinds = ["paper", "full", "lowest", *(kind + LARGE for kind in losses.PROTOCOLS)]
+    return table.select(*kinds)
+
+
+def planned_table(lines: pd.DataFrame) -> Table:
+    """Prints the planned questions whose plan is complete; each names its place itself."""
+    table = tables.difference_table(lines, "")
+    return replace(table, frame=table.frame.drop(columns="Where"))
+
+
+def planned_at_99(lines: pd.DataFrame) -> Table:
+    """Prints the intervals of 99 % that the first five questions were planned with, by the rule of
+    their plan, which took the corpora as independent, and by today's.
+    """
+    printed = []
+    for name in PLANNED_AT_99:
+        of_name = lines[lines["name"] == name]
+        overall, *corpora = of_name["by_seed"]
+        today = estimate(overall, level=0.99)
+        planned = today
+        if corpora:
+            first, second = corpora  # their mean is half the difference of one and minus the other
+            test = stats.ttest_ind(first, -second, equal_var=False).confidence_interval(0.99)
+            planned = today | {"low": test.low / 2, "high": test.high / 2}
+        printed.append([name, tables.interval_text(planned), tables.interval_text(today)])
+    columns = ["", "as planned (99 %)", "by today's rule (99 %)"]
+    return Table("at_99", "", pd.DataFrame(printed, columns=columns))
+
+
+def unfinished(published: page.Results) -> list[str]:
+    """Lists the studies of planned questions, and others with a whole seed, that lack seeds."""
+    contrasts, lacking = load_contrasts(), {}
+    for study, seeds in published.whole_seeds().items():
+        if seeds < len(planned_seeds(study)):
+            lacking[study] = f"`{study}` ({seeds} of {len(planned_seeds(study))})"
+    for line in published.lines.query("not complete").to_dict("records"):
+        contrast = contrasts[line["name"]]
+        if contrast.date:
+            study = contrast.studies[0]
+            lacking[study] = f"`{study}` ({line['n']} of {line['planned']})"
+    return list(lacking.values())
+
+
+def pooled_table(stated: pd.DataFrame) -> Table:
+    """Prints the pooled estimates with their heterogeneity."""
+    printed = []
+    for line in stated[stated["name"].str.startswith("pooled")].to_dict("records"):
+        counts = [f"{line['units']:.0f}", line["n"]]
+        spread = [f"{line['tau']:.3f}", f"{100 * line['i2']:.0f} %"]
+        printed.append(
+            [f"{line['says']}: `{line['name']}`", tables.interval_text(line), *counts, *spread]
+        )
+    columns = ["", "Nats per token (95 %)", "Settings", "Pairs", "τ", "I²"]
+    return Table("pooled", "Pooled estimates", pd.DataFrame(printed, columns=columns))
+
+
+def costs_table(published: pd.DataFrame) -> Table:
+    """Tabulates what CRoPE saves and costs beside RoPE: weights, memory and time."""
+    of_pair = published[published["model"].isin(["rope", "crope"])]
+    sizes = of_pair[of_pair["scale"] == "paper"].groupby("model")["parameters.total"].max()
+    saved = f"−{100 * (1 - sizes['crope'] / sizes['rope']):.1f} %"
+    blocks = [f"{name} −{saved_share(*sizes):.1f} %" for name, sizes in ARCHITECTURES.items()]
+    low, high = step_ratios(of_pair[of_pair["device_kind"] == "cuda"])
+    printed = [
+        ["weights of a block", ", ".join(blocks)],
+        ["weights, gradients and AdamW's moments of the paper's model", saved],
+        ["KV cache", "none: keys and values are as wide"],
+        ["step time on an H200, compiled, several runs at a time", f"× {low:.2f} to {high:.2f}"],
+        ["decoding", "slower until `merge` or export, then equal"],
+    ]
+    return Table("costs", "", pd.DataFrame(printed, columns=["CRoPE beside RoPE", ""]))
+
+
+def saved_share(width: int, of_keys: int, of_ffn: int) -> float:
+    """Computes the share of a block's weights that CRoPE saves, in percent: half of Q, K and V."""
+    qkv = width * (width + 2 * of_keys)
+    return 100 * qkv / 2 / (qkv + width**2 + width * of_ffn)
+
+
+def step_ratios(runs: pd.DataFrame) -> tuple[float, float]:
+    """Gives the lowest and highest ratio of CRoPE's to RoPE's median step, by set and row."""
+    places = runs.groupby(["record_set", "row", "model"])["time.median_step_ms"].median().unstack()
+    ratios = places["crope"] / places["rope"]
+    return ratios.min(), ratios.max()
+
+
+def passes(published: pd.DataFrame) -> str:
+    """Says how often a run of Table 1 at the paper's size reads each corpus."""
+    runs = published[(published["scale"] == "paper") & (published["row"] == "base")]
+    counts = runs.groupby("dataset")["train_passes"].max()
+    return ", ".join(f"{dataset_label(str(name))} {count:.0f}" for name, count in counts.items())
+
+
+def correlation_of_repeats(lines: pd.DataFrame) -> float:
+    """Correlates the differences of the seeds of PG-19 that were trained twice."""
+    of_pg19 = lines[lines["dataset"] == "pg19"].set_index("name")["by_seed"]
+    both = [of_pg19[name] for name in ("medium/crope - rope", "V1")]
+    return float(pd.concat(both, axis=1, join="inner").corr().iloc[0, 1])
+
+
+def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:
+    """Tabulates losses of counting models on the same tokens, beside the paper's lowest loss."""
+    printed = []
+    for entry in ngrams:
+        of_paper = paper.TABLE1.get(entry["corpus"])
+        if of_paper is None:
+            continue
+        counted = [f"{entry['loss_nats'][order]:.3f}" for order in ORDERS]
+        lowest = min(loss.mean_nats for loss in of_paper.values())
+        tokens = f"{entry['tokenizer']['name']} {entry['tokenizer']['vocab_size']:,}"
+        theirs = f"{lowest:.3f}" if entry["tokenizer"]["name"] == "gpt2" else ""
+        printed.append([dataset_label(entry["corpus"]), tokens, *counted, theirs])
+    columns = ["Dataset", "Tokens", *ORDERS, "The paper's best model"]
+    caption = "Losses of models that count (interpolated Witten-Bell), nats per token"
+    return Table("ngrams", caption, pd.DataFrame(sorted(printed), columns=columns))

@@ -1,0 +1,65 @@
+"""The tables that README.md and docs/results.md have beside the page's."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from crope.report import docs
+from crope.report.frame import cell_frame
+from tests.report.frames import cells, losses, together
+
+
+def test_the_readmes_table_has_full_losses_of_long_runs():
+    """XPOS is that of a second study, whose RoPE is left out."""
+    first, second = "table1_medium", "table1_medium_xpos"
+    of_first = losses(study=first, rope=[4.0], crope=[4.25])
+    of_first = of_first.assign(planned=[(0,)] * 2)
+    of_second = losses(study=second, rope=[9.0], xpos=[5.0]).assign(planned=[(0,)] * 2)
+    every = cells("rope", "crope", study=first) + cells("rope", "xpos", study=second)
+    joined = together(of_first, of_second)
+    long = docs.long_table1(SimpleNamespace(cells=cell_frame(every), joined=joined))
+    assert long.frame.iloc[1, 2:4].tolist() == ["5.0000", "4.0000"]
+    assert docs.readme_table1(long).frame.to_numpy().tolist() == [
+        ["Penn Treebank", "paper", "4.0212 ± 0.0243", "4.0158 ± 0.0233", "−0.0054"],
+        ["", "here", "4.0000", "4.2500", "+0.2500, n\u00a0=\u00a01"],
+    ]
+
+
+@pytest.mark.parametrize(("model", "percent"), [("GPT-2", 12.5), ("Llama-3-8B", 5.77)])
+def test_the_share_of_a_block_that_half_of_q_k_and_v_is(model, percent):
+    """1.5 D^2 of 12 D^2; 4096 * 6144 / 2 of 4096 * (6144 + 4096 + 43008)."""
+    assert docs.saved_share(*docs.ARCHITECTURES[model]) == pytest.approx(percent, abs=0.005)
+
+
+def test_intervals_of_99_percent_by_two_rules():
+    """Corpora with differences 1, 2, 3 and 2, 4, 6: means 2 and 4, variances 1 and 4. As planned
+    3 -+ t(2.941) * sqrt(5 / 3) / 2 = 3 -+ 5.958 * 0.6455; today 1.5, 3, 4.5: 3 -+ t(2) * 1.5 / sqrt(3).
+    """
+    first, second = pd.Series([1.0, 2.0, 3.0]), pd.Series([2.0, 4.0, 6.0])
+    lines = []
+    for name in docs.PLANNED_AT_99:
+        for by_seed in ((first + second) / 2, first, second):
+            lines.append({"name": name, "by_seed": by_seed})
+    (_, planned, today), *_ = docs.planned_at_99(pd.DataFrame(lines)).frame.to_numpy().tolist()
+    assert planned == "+3.0000 (−0.8460 to +6.8460)"
+    assert today == "+3.0000 (−5.5952 to +11.5952)"
+
+
+def test_step_times_are_compared_within_a_set_and_row():
+    runs = together(
+        losses(rope=[5.0, 5.0, 5.0], crope=[5.0]).assign(
+            **{"time.median_step_ms": [10.0, 20.0, 99.0, 22.0]}
+        ),
+        losses(row="b2_l512_d64", rope=[5.0], crope=[5.0]).assign(
+            **{"time.median_step_ms": [10.0, 10.5]}
+        ),
+    )
+    assert docs.step_ratios(runs) == pytest.approx((1.05, 1.1))
+
+
+def test_studies_that_lack_seeds_are_listed_and_planned_ones_without_a_run():
+    """`cost` has 10 planned seeds of which 2 are whole, `rates` (W1) 8 and none."""
+    lines = pd.DataFrame([{"name": "W1", "complete": False, "n": 0, "planned": 8}])
+    published = SimpleNamespace(lines=lines, whole_seeds=lambda: pd.Series({"cost": 2, "base": 10}))
+    assert docs.unfinished(published) == ["`cost` (2 of 10)", "`rates` (0 of 8)"]
