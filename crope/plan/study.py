@@ -206,8 +206,8 @@ def study_cells(study: str, scale: str) -> list[Cell]:
     axes, seeds = study_axes(study), planned_seeds(study)
     varied = [axis for axis, values in axes.items() if len(values) > 1 and axis not in NAMED]
     cells = []
-    corpora = [*axes["data"], STAND_IN] if study in TABLES else axes["data"]
-    for choice, run in _expand(study, planned or scale, corpora):
+    added = [STAND_IN] if study in TABLES and STAND_IN not in axes["data"] else []
+    for choice, run in _expand(study, planned or scale, axes["data"] + added):
         setting = ", ".join(f"{axis}={choice[axis]}" for axis in varied)
         names = (study, run.dataset, run.row, run.model, setting, run.scale)
         cells.append(Cell(*names, cell_key(run.container), seeds))
@@ -225,9 +225,24 @@ def _expand(
     common = (f"scale={scale}", *overrides)  # a tuple: the base is composed once for it
     _base(common)  # raises for a wrong option, which is no fault of the study
     try:
-        return list(zip(choices, compose_runs(choices, common), strict=True))
+        expanded = list(zip(choices, compose_runs(choices, common), strict=True))
+        _check_distinct(expanded)
     except ConfigError as error:
         raise ConfigError(f"conf/study/{study}.yaml: {error}") from error
+    return expanded
+
+
+def _check_distinct(expanded: Iterable[tuple[Mapping[str, str], Run]]) -> None:
+    """Raises ConfigError for two choices with the same runs, which would count twice: a value that
+    is repeated, or written in two ways (1e-3 and 0.001).
+    """
+    seen: dict[Any, str] = {}
+    for choice, run in expanded:
+        text = ", ".join(f"{axis}={value}" for axis, value in choice.items())
+        key = (cell_key(run.container), run.model, run.row)
+        if key in seen:
+            raise ConfigError(f"[{seen[key]}] and [{text}] are the same run; give each value once")
+        seen[key] = text
 
 
 def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str]) -> list[Run]:

@@ -218,7 +218,7 @@ def passes(published: pd.DataFrame) -> str:
 def correlation_of_repeats(lines: pd.DataFrame) -> float:
     """Correlates the differences of the seeds of PG-19 that were trained twice."""
     of_pg19 = lines[lines["dataset"] == "pg19"].set_index("name")["by_seed"]
-    both = [of_pg19[name] for name in ("medium/crope - rope", "V1")]
+    both = [of_pg19[name].droplevel("study") for name in ("medium/crope - rope", "V1")]
     return float(pd.concat(both, axis=1, join="inner").corr().iloc[0, 1])
 
 

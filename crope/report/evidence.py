@@ -10,7 +10,7 @@ exploratory   everything else: of their 95 % intervals one in twenty will miss
 
 import datetime
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -236,7 +236,7 @@ def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     """
     models = [model for model, _ in contrast.terms]
     runs = of_grid(runs, contrast)
-    if whole_seeds(runs, contrast) < planned_count(contrast):  # else rates differ in their seeds
+    if whole_seeds(runs, contrast) < len(planned_runs(contrast)):  # else rates differ in their seeds
         return runs[:0]
     means = runs.groupby(["model", "dataset", "setting"])["loss"].mean()
     chosen = means.groupby(["model", "dataset"]).idxmin().to_list()
@@ -283,22 +283,28 @@ def holm(lines: pd.DataFrame) -> int:
     return int(passed.cumprod().sum())
 
 
-def planned_count(contrast: Contrast) -> int:
-    return sum(len(planned_seeds(study)) for study in contrast.studies)
+def planned_runs(contrast: Contrast) -> list[tuple[str, int]]:
+    """Lists the seeds of each study of a contrast: (study, seed)."""
+    return [(study, seed) for study in contrast.studies for seed in planned_seeds(study)]
 
 
-def estimate(by_seed: pd.Series, planned: int = 0, level: float = LEVEL) -> dict[str, Any]:
+def estimate(
+    by_seed: pd.Series, planned: Collection[Any] = (), level: float = LEVEL
+) -> dict[str, Any]:
     """Computes n, mean, sample standard deviation and Student's interval; NaN for what these seeds
-    do not give. There is no interval before all planned seeds are there.
+    do not give. There is no interval before all planned seeds are there; n then counts those.
+
+    by_seed   with what `planned` lists as its index: seeds, or studies and seeds
     """
     n, mean = len(by_seed), by_seed.mean()
-    complete = n >= planned
+    there = set(planned) & set(by_seed.index)  # other seeds, however many, complete no plan
+    complete = len(there) == len(planned)
     std = half = np.nan
     if n > 1 and np.isfinite(by_seed).all():
         std = by_seed.std()
         half = stdtrit(n - 1, (1 + level) / 2) * std / np.sqrt(n) if complete else np.nan
-    found = {"planned": planned, "complete": complete, "n": n, "mean": mean, "std": std}
-    return {**found, "low": mean - half, "high": mean + half}
+    found = {"planned": len(planned), "complete": complete, "n": n if complete else len(there)}
+    return {**found, "mean": mean, "std": std, "low": mean - half, "high": mean + half}
 
 
 def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
@@ -308,7 +314,7 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     An incomplete plan has one line: how many of its seeds are there.
     """
     plan = runs[runs["study"].isin(contrast.studies)]
-    planned = planned_count(contrast)
+    planned = planned_runs(contrast)
     by_seed = differences(runs, contrast)
     if contrast.averaged:
         settings = len(contrast.at) or plan["plan_settings"].max()
@@ -317,7 +323,8 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for (row, setting), part in by_seed.groupby(["row", "setting"], sort=False):
         corpora = plan.loc[plan["row"] == row, "corpora"].max()
-        groups = dict(list(part.set_index("seed").groupby("dataset", sort=False)["nats"]))
+        indexed = part.set_index(["study", "seed"])
+        groups = dict(list(indexed.groupby("dataset", sort=False)["nats"]))
         if corpora > 1 and contrast.studies[0] not in TABLES:
             groups = {"": _average(part, ["study", "seed"], corpora)} | groups
         for dataset, nats in groups.items():
@@ -327,7 +334,7 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     seeds = min((line["n"] for line in overall), default=0)
     if contrast.best:  # of every value, before there is a best one
         seeds = whole_seeds(plan, contrast)
-    if contrast.date and seeds < planned:
+    if contrast.date and seeds < len(planned):
         nowhere = {"name": contrast.name, "dataset": "", "row": "", "setting": ""}
         lines = [{**nowhere, **estimate(by_seed["nats"][:0], planned), "n": seeds}]
     return lines

@@ -224,10 +224,10 @@ def plus_minus(mean: float, std: float, decimals: int) -> str:
 
 def pair_difference(runs: pd.DataFrame, decimals: int) -> str:
     """Prints CRoPE - RoPE of one line's runs, its interval and n; empty without both models."""
-    by_seed = crope_minus_rope(runs)["nats"]
+    by_seed = crope_minus_rope(runs).set_index("seed")["nats"]
     if by_seed.empty:
         return ""
-    line = estimate(by_seed, planned=len(runs["planned"].iloc[0]))
+    line = estimate(by_seed, runs["planned"].iloc[0])
     text = interval_text(line, decimals)
     return f"{text}, n\u00a0=\u00a0{line['n']}" if line["complete"] else text
 

@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 
 from crope import paper
 from crope.files import read_yaml
-from crope.plan.study import planned_scale, study_axes
+from crope.plan.study import planned_scale, planned_seeds, study_axes
 from crope.report.evidence import (
     CONTRASTS_FILE,
     LEVEL,
@@ -27,7 +27,6 @@ from crope.report.evidence import (
     differences,
     estimate,
     make_contrast,
-    planned_count,
     subjects,
 )
 from crope.report.frame import dataset_label
@@ -117,7 +116,7 @@ def units(runs: pd.DataFrame, pool: Pool) -> pd.DataFrame:
             line |= {"dataset": dataset, "row": row, "label": unit_label(source, dataset, steps)}
             line["of_paper"] = paper.crope_minus_rope(row, dataset) if source.paper_size else None
             line |= {"one_variance": source.one_variance, "by_seed": nats}
-            lines.append(line | estimate(nats, planned_count(source.contrast)))
+            lines.append(line | estimate(nats, planned_seeds(source.study)))
     found = pd.DataFrame(lines, columns=UNIT)
     found["variance"] = variances(found)
     return found[~found["study"].isin(pool.without)].reset_index(drop=True)

@@ -166,6 +166,8 @@ def write_study(own_conf, monkeypatch):
         ("data: ptb, model: 'rope,roep'", "did you mean rope"),
         ("data: ptb, model: rope, scale: 'smoke,quick'", "scale: give one value"),
         ("model: rope", "axes"),
+        ("data: ptb, model: 'crope,rope,crope'", "same run"),
+        ("data: ptb, model: rope, train.lr: '1e-3,0.002,0.001'", "same run"),
     ],
 )
 def test_a_file_that_is_no_study_is_named_and_left_out(params, word, write_study, capsys):

@@ -255,6 +255,13 @@ def test_a_complete_plan_has_students_interval():
     assert line["std"] == pytest.approx(0.1)
 
 
+def test_as_many_other_seeds_complete_no_plan():
+    """Tables 1 and 2 take every seed."""
+    line, printed = only_line(losses(first_seed=2, rope=[5.0] * 3, crope=[5.1, 5.2, 5.3]))
+    assert printed == "+0.2000 (1 of 3 seeds)"
+    assert np.isnan(line["low"])
+
+
 def test_an_unfinished_plan_has_none():
     """Of two studies, whose seeds are pooled."""
     runs = together(losses(rope=[5.0], crope=[5.1]), losses(study="other", rope=[6.0], crope=[6.5]))
