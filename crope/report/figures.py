@@ -105,8 +105,10 @@ def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     figure = new_figure(1.5 + 4 * len(datasets), 4.5)
     axes = dict(zip(datasets, figure.subplots(1, len(datasets), squeeze=False)[0], strict=True))
     labels: dict[str, Any] = {}  # -> colour
+    handles = []
+    keys = curves.columns.intersection(["folder", "run_id"])  # two sets may have one run
     for run in runs.sort_values("run_id").to_dict("records"):
-        of_run = curves[curves["run_id"] == run["run_id"]].set_index("step")
+        of_run = curves[(curves[keys] == [run[key] for key in keys]).all(axis=1)].set_index("step")
         label = " ".join([run["run_id"].rpartition("-s")[0], *run["settings"]])
         first = label not in labels
         place = len(labels)  # ten colours, then their light tints
@@ -114,7 +116,8 @@ def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
         axis = axes[run["dataset"]]
         axis.plot(of_run[CURVES["validation"]].dropna(), color=colour, linewidth=0.7)
         style: dict[str, Any] = {"color": colour, "marker": "o", "linestyle": ""}
-        axis.plot(of_run[FULL].dropna(), label=label if first else None, **style)
+        (line,) = axis.plot(of_run[FULL].dropna(), label=label, **style)
+        handles += [line] if first else []
     for dataset, axis in axes.items():
         axis.set(title=dataset_label(dataset), xlabel="step")
         losses = curves[curves["dataset"] == dataset].dropna(subset=CURVES["validation"])
@@ -123,7 +126,8 @@ def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
         if len(late):
             _frame(axis, late.min(), late.max())
     axes[datasets[0]].set_ylabel(f"validation loss ({NATS})")
-    figure.legend(loc="outside lower left", ncols=len(datasets))
+    # Both are given: matplotlib on its own leaves out a label that begins with "_".
+    figure.legend(handles, list(labels), loc="outside lower left", ncols=len(datasets))
     return figure
 
 

@@ -174,11 +174,11 @@ def _longer(measured: Mapping[str, Any], trained: int) -> dict[str, float | None
 
 
 def load_curves(runs: pd.DataFrame) -> pd.DataFrame:
-    """Reads the runs' curves: run_id, dataset, row, model, seed, step, val/loss_nats, ..."""
+    """Reads the runs' curves: folder, run_id, dataset, row, model, seed, step, val/loss_nats, ..."""
     parts = []
     for folder, of_folder in runs.groupby("folder"):
         curves = read_curves(Path(str(folder)), list(of_folder["run_id"]))
-        names = of_folder[["run_id", "dataset", "row", "model", "seed"]].drop_duplicates()
+        names = of_folder[["folder", "run_id", "dataset", "row", "model", "seed"]].drop_duplicates()
         parts.append(names.merge(curves, on="run_id"))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
@@ -195,6 +195,7 @@ def by_study(runs: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
     counted = runs.loc[runs["loss"].notna() & (runs["status"] != "stale"), COLUMNS]
     planned_cells = cell_frame(cells).drop(columns="scale")
     joined = planned_cells.merge(counted, on=["cell_key", "model", "dataset", "row"])
+    assert not joined.duplicated(["study", "record_set", "run_id"]).any()  # no run counts twice
     pairs = zip(joined["seed"], joined["planned"], strict=True)
     planned = pd.Series([seed in seeds for seed, seeds in pairs], joined.index, dtype=bool)
     joined = _one_set_for_each_seed(joined[planned | joined["study"].isin(TABLES)])

@@ -65,6 +65,7 @@ def test_curves_of_own_and_published_runs(tmp_path):
     folders = [str(tmp_path), f"{tmp_path}/set"]
     two = runs(rope=[5.0, 5.0]).assign(folder=folders, run_id=["a", "b"])
     curves = load_curves(two)
+    assert curves["folder"].unique().tolist() == folders
     lines = curves[["seed", "step", "val/loss_nats"]].dropna()
     assert lines.to_numpy().tolist() == [[0, 0, 9.25], [0, 20, 5.5], [1, 30, 7.5]]
 
