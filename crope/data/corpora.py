@@ -84,13 +84,15 @@ class Corpus:
                 )
             same = digests["train"] == digests["validation"]
         else:
-            for split, texts in self.texts.items():
-                digests[split] = sha256("".join(texts).encode())
-            # Slices of the same rows differ in length (max_bytes), but start alike.
-            same = self.texts["train"][0].startswith(self.texts["validation"][0])
+            joined = {split: "".join(texts) for split, texts in self.texts.items()}
+            digests = {split: sha256(text.encode()) for split, text in joined.items()}
+            # The same lines where the file ends or another part of it begins, too.
+            shorter, longer = sorted(map(str.strip, joined.values()), key=len)
+            same = shorter in longer
         if same:
             raise DataError(
-                f"{self.name}: both splits are the same text; give validation another text"
+                f"{self.name}: both splits are the same text, or one holds the other; give"
+                " validation another text"
             )
         return digests
 

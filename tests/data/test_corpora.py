@@ -108,10 +108,12 @@ def test_a_pinned_corpus_whose_splits_are_one_text_is_refused(data_dir):
         find_corpus("letters", NOWHERE).sha256()
 
 
-def test_a_validation_split_that_is_the_start_of_the_training_text_is_refused(data_dir):
-    """A slice of the same rows; by any line ends."""
-    write(data_dir, "letters/train.txt", "a line\nand more\n")
-    write(data_dir, "letters/valid.txt", "\ufeffa line\r\n")
+@pytest.mark.parametrize("validation", ["\ufeffa line\r\n", "and more", "the end\n", "a {}\n"])
+def test_a_split_that_holds_the_other_is_refused(data_dir, validation):
+    """The start, the middle or the end, by any line ends; or the training text and more."""
+    train = "a line\nand more\nto the end"
+    write(data_dir, "letters/train.txt", train)
+    write(data_dir, "letters/valid.txt", validation.format(train))
     with raises_one_line(DataError, "letters: both splits"):
         find_corpus("letters", data_dir).sha256()
 
