@@ -140,8 +140,11 @@ def _pairs(
     if pairing == "half":
         head_dim = getattr(attention, "head_dim", head_dim)
         rope = getattr(config, "rope_parameters", None) or {}
-        # Versions of transformers before 5 have it in the configuration itself.
-        share = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))
+        # For all layers or for each type of them; before version 5 in the configuration itself.
+        parts = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
+        shares = [getattr(config, "partial_rotary_factor", None)]
+        shares += [part.get("partial_rotary_factor") for part in parts]
+        share = min((share for share in shares if share is not None), default=1)
         if share != 1:
             raise ValueError(
                 f"{path}: the model rotates only {share:.0%} of each head, which pairing='half' does"
