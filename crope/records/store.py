@@ -11,6 +11,7 @@ metrics.jsonl.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -210,7 +211,9 @@ def _run_line(record: Record) -> str:
         names[hub["path"]] = "local"  # an absolute path, or the name of a repository
     for path in sorted(names, key=len, reverse=True):  # one may lie in another
         if Path(path).is_absolute():
-            text = text.replace(json.dumps(path.rstrip("/"))[1:-1], names[path])
+            # Only as the start of a path: /data is a part of owner/dataset and of /database, too.
+            start = re.escape(json.dumps(path.rstrip("/"))[1:-1])
+            text = re.sub(rf"(?<=[\"'=:,(\s]){start}(?![\w-]|\.\w|\\u)", names[path], text)
     return text + "\n"
 
 

@@ -55,6 +55,15 @@ def test_absolute_paths_are_left_out(tmp_path):
     assert published.config["data"]["hub"]["path"] == "local"
 
 
+def test_a_path_is_left_out_only_where_one_begins(tmp_path):
+    kept = "/database /data-2 /data.old owner/dataset https://host/data **/data/x"
+    told = {"command": f"{kept} data_dir=/data/ '/data/x' /data"}
+    config = CONFIG | {"data_dir": "/data"}
+    add_runs(tmp_path / "set", [replace(record(tmp_path), config=config, provenance=told)])
+    (published,) = read_set(tmp_path / "set")
+    assert published.provenance["command"] == f"{kept} data_dir=data/ 'data/x' data"
+
+
 def test_a_damaged_line_is_named(one):
     with (one / "runs.jsonl").open("ab") as file:
         file.write(b"{}\n")
