@@ -9,6 +9,7 @@ has the original's names and dense weights, so `save_pretrained`, `Trainer`, `to
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,10 @@ HALF = """
 INTERLEAVED = "cohere cohere2 ernie4_5 glm glm4 gptj helium"
 PAIRINGS: dict[str, Pairing] = dict.fromkeys(HALF.split(), "half")
 PAIRINGS |= dict.fromkeys(INTERLEAVED.split(), "interleaved")
+
+# Of each layer whose dense weight `state_dict` gave: an empty tensor that counts the writes to it.
+# Not an attribute, because the layer's copies have given nothing.
+WRITES: WeakKeyDictionary[Any, Tensor] = WeakKeyDictionary()
 
 
 class Replaced(NamedTuple):
@@ -77,6 +82,7 @@ def complexify(
             kept = 1 - lost.item()
         new.register_state_dict_post_hook(_write_dense)
         new.register_load_state_dict_pre_hook(_read_dense)
+        new.register_forward_pre_hook(_check_given)
         replaced.append(Replaced(path, kept))
         model.set_submodule(path, new.train(layers[path].training))
     return replaced
@@ -89,6 +95,7 @@ def merge(model: nn.Module) -> list[str]:
     merged = []
     for path, layer in list(model.named_modules()):
         if isinstance(layer, ComplexLinear):
+            _check_given(layer)
             model.set_submodule(path, dense_linear(layer).train(layer.training))
             merged.append(path)
     return merged
@@ -155,8 +162,25 @@ def _pairs(
 
 def _write_dense(layer: Any, state: dict[str, Tensor], prefix: str, metadata: Any) -> None:
     """Puts the dense `weight` in the place of `a` and `b`: a hook of `state_dict`."""
+    _check_given(layer)
     del state[f"{prefix}a"], state[f"{prefix}b"]
-    state[f"{prefix}weight"] = layer.weight.detach()
+    with torch.inference_mode(False):  # whose tensors count no writes
+        weight = layer.weight.detach()
+        given = WRITES.setdefault(layer, weight.new_empty(0)).detach()
+        given.data = weight  # `detach` has made the version counter a common one
+    state[f"{prefix}weight"] = given
+
+
+def _check_given(layer: nn.Module, *_: Any) -> None:
+    """Raises RuntimeError if a weight that `state_dict` gave was written to, as running averages
+    do: a dense layer would change with it, this one does not.
+    """
+    if not torch.compiler.is_compiling() and layer in WRITES and WRITES[layer]._version:
+        raise RuntimeError(
+            "the weight of a ComplexLinear in a state dict was written to, which does not change the"
+            " layer. Load that state dict, or average the parameters by"
+            " torch.optim.swa_utils.AveragedModel"
+        )
 
 
 def _read_dense(
@@ -175,10 +199,11 @@ def _read_dense(
     """
     weight = state.pop(f"{prefix}weight", None)
     if weight is None:
-        return
+        return _check_given(layer)
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
     nearest = ComplexLinear.from_linear(linear, pairing=layer.pairing, head_dim=layer.head_dim)
     if not nearest.weight.equal(weight):
         errors.append(f"{prefix}weight is not complex-linear; load it before complexify")
     state[f"{prefix}a"], state[f"{prefix}b"] = nearest.a, nearest.b
+    WRITES.pop(layer, None)  # what was written is loaded

@@ -105,6 +105,26 @@ def test_a_state_dict_has_the_original_names_and_loads_to_the_last_bit(converted
         assert torch.equal(value, model.get_parameter(name)), name
 
 
+def test_what_is_written_into_a_state_dict_is_loaded_or_an_error(converted):
+    """A dense layer would change with it."""
+    average, name = copy.deepcopy(converted), "lm_head.weight"
+    state = average.state_dict()
+    for key, value in state.items():
+        value.mul_(0.5 if key.endswith("q_proj.weight") else 1)
+    for use in (
+        lambda: logits(average),
+        average.state_dict,
+        lambda: average.load_state_dict({name: state[name]}, strict=False),
+        lambda: merge(average),
+    ):
+        with pytest.raises(RuntimeError, match="AveragedModel"):
+            use()
+    average.load_state_dict(state)
+    for part, value in average.named_parameters():
+        factor = 0.5 if part.endswith(("q_proj.a", "q_proj.b")) else 1
+        assert torch.equal(value, factor * converted.get_parameter(part)), part
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_dense_weight_that_is_not_complex_linear_is_not_loaded(strict):
     model = build()
