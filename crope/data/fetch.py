@@ -6,9 +6,11 @@ its client retries requests and words errors.
 """
 
 import logging
+import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from glob import escape, glob, has_magic
 from math import inf
 from typing import Any
 from urllib.parse import urlsplit
@@ -106,31 +108,45 @@ def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
 def _locate(hub: HubConfig) -> list[Sequence[Any]]:
     """Finds the files of both splits: with max_bytes on the hub itself, otherwise in its cache
     after a download, without a revision in a local folder.
+
+    The patterns choose from the list of all files of the repository, which the cache has since a
+    download: single files in it may be a part of what a pattern means.
     """
     from fsspec import open_files
-    from huggingface_hub import HfApi, constants, snapshot_download
+    from fsspec.utils import glob_translate
+    from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
 
-    root, revision, patterns = hub.path, hub.revision, [hub.train, hub.validation]
+    root, patterns = hub.path, [hub.train, hub.validation]
     for pattern in patterns:
         format_of(pattern)  # refused before it is downloaded
-    online = not constants.is_offline_mode()
-    if revision and online:
+    online = hub.revision and not constants.is_offline_mode()
+    names: list[str] = []
+    at: Any = {"repo_type": "dataset", "revision": hub.revision}
+    if online:
         # The one request with a time limit: what follows would wait for a silent hub for ever.
         limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        revision = HfApi().dataset_info(root, revision=revision, timeout=limit).sha
-    if revision and online and hub.max_bytes:
-        root = f"hf://datasets/{root}@{revision}"
-    elif revision:
-        root = snapshot_download(
-            root, repo_type="dataset", revision=revision, allow_patterns=patterns
-        )
-    found = [open_files(f"{root}/{pattern}", compression="infer") for pattern in patterns]
-    if not all(found):
+        at["revision"] = HfApi().dataset_info(root, revision=hub.revision, timeout=limit).sha
+        names = HfApi().list_repo_files(root, **at)
+    elif not hub.revision:
+        names = glob("**", root_dir=root, recursive=True)
+    elif any(map(has_magic, patterns)):
+        names = [file.path for file in get_cached_repo_tree(root, **at)]
+    train, validation = (
+        list(filter(re.compile(glob_translate(pattern)).match, sorted(names)))
+        if has_magic(pattern)
+        else [pattern]
+        for pattern in patterns
+    )
+    if not (train and validation):
         raise FileNotFoundError(f"no file {hub.train}, or none {hub.validation}")
-    train, validation = ({file.path for file in files} for files in found)
-    if train & validation:
+    if set(train) & set(validation):
         raise ConfigError(
             f"data.hub: {hub.train} and {hub.validation} overlap: they have a file in common;"
             " give disjoint files"
         )
-    return found
+    if online and hub.max_bytes:
+        root = f"hf://datasets/{root}@{at['revision']}"
+    elif hub.revision:
+        root = snapshot_download(root, allow_patterns=[*map(escape, train + validation)], **at)
+    files = [[f"{root}/{name}" for name in names] for names in (train, validation)]
+    return [open_files(paths, compression="infer", expand=False) for paths in files]

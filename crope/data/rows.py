@@ -6,6 +6,7 @@ line in its place would enter the corpus.
 
 import json
 from collections.abc import Iterator
+from glob import escape
 from pathlib import PurePath
 from typing import Any
 
@@ -64,7 +65,7 @@ def _rows(file: Any, suffix: str, column: str) -> Iterator[Any]:
                 yield from batch.to_pylist()
         return
     options = {"keep_linebreaks": True, "encoding": "utf-8-sig"}
-    files = [file.full_name]
+    files = [escape(file.full_name)]  # it takes them for patterns
     lines = load_dataset("text", data_files=files, split="train", streaming=True, **options)
     for line in lines:
         text = line["text"]

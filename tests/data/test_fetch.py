@@ -187,6 +187,20 @@ def test_what_arrived_serves_offline(describe, hub, monkeypatch):
     assert not hub.requests
 
 
+def test_offline_a_pattern_needs_the_list_of_the_repositorys_files(describe, monkeypatch):
+    """There may be more than the single files in the cache."""
+    describe()
+    for name in ("train-0.jsonl", "valid-0.jsonl"):
+        where = {"repo_type": "dataset", "revision": COMMIT}
+        huggingface_hub.hf_hub_download("owner/letters", name, **where)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with raises_one_line(DataUnavailable, "No cached tree"):
+        fetch_all("letters")
+    describe(train="train-0.jsonl", validation="valid-0.jsonl")
+    fetch_all("letters")
+    assert fetched() == TEXTS
+
+
 # Corpora of one's own, by the section `hub` of a file in conf/data
 
 
@@ -220,6 +234,18 @@ def test_text_files_are_joined_by_whole_lines(describe):
     describe(files, train="a*.txt.gz")
     fetch_all("letters")
     assert fetched()["train.txt"] == "first\nsecond\n"
+
+
+def test_a_pattern_of_any_folder_means_the_first_one_too(describe):
+    """And one star no other folder; a name may look like a pattern."""
+    files = {"a/b/train-1.txt": "deep\n", "train-[0].txt": "first\n", "a/train-2.txt": "a\n"}
+    describe(files, train="**/train-*.txt")
+    fetch_all("letters")
+    assert fetched()["train.txt"] == "deep\na\nfirst\n"
+    shutil.rmtree(corpora.RAW_DIR)
+    describe(files, train="train-*.txt")
+    fetch_all("letters")
+    assert fetched()["train.txt"] == "first\n"
 
 
 def test_splits_that_share_a_file_are_refused(describe):
