@@ -211,6 +211,8 @@ class RuntimeConfig:
     jobs: int = option(0, least=0)
     threads: int = option(0, least=0)  # CPU threads; 0: torch's own choice
     deterministic: bool = False  # the same bits in every run of one GPU machine
+    # Whether to train a run anew that other code has trained; its folder is moved to replaced/.
+    again: bool = False
     log_every: int = option(10, least=1)  # steps between training lines in metrics.jsonl
     # Seconds between checkpoints; one at a stop always.
     checkpoint_seconds: float = option(60.0, least=0)

@@ -69,7 +69,7 @@ def publish(options: Options) -> None:
     """Add complete and diverged runs of one scale, and their n-gram losses, to results/published."""
     from crope.report.publish import publish
 
-    run_ids = publish(options.results_dir, options.set, scale=options.scale)
+    run_ids = publish(options.results_dir, options.set, scale=options.scale, why=options.why)
     print(f"{len(run_ids)} runs published for {options.set}; `make readme` updates the README")
 
 
@@ -195,6 +195,7 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
         "--results-dir",
         arg("set", metavar="SET", help="the set's name, such as quick-bf16"),
         arg("--scale", required=True),
+        arg("--why", default="", help="why runs of several versions of the code are one set"),
     ],
     readme: [],
     theory: ["--results-dir"],

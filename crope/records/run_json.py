@@ -1,7 +1,8 @@
 """What a run says of itself, and what its files must hold.
 
 results/runs/<run_id>/
-    run.json             written first: model, dataset, row, scale, seed, what differs from defaults
+    run.json             written first: model, dataset, row, scale, seed, what differs from defaults,
+                         digests of the code
     config.yaml          the whole resolved configuration
     provenance.json      commit, command, versions, device, data hashes, start and end (UTC)
     metrics.jsonl        a JSON object per line, each with "step", the optimiser updates done
@@ -30,6 +31,7 @@ from pydantic import (
 from crope.files import sha256
 from crope.plan.compose import Run, special
 from crope.plan.identity import cell_key, numerics_version, run_hash
+from crope.records.sources import code_digests
 
 EXTRAPOLATION = "extrapolation.json"
 
@@ -50,6 +52,7 @@ class RunJson(BaseModel):
     settings: list[str]
     cell_key: str
     numerics_version: NonNegativeInt
+    code: dict[str, str] = {}  # `sources.code_digests`; none of older runs
 
 
 class Split(BaseModel):
@@ -132,6 +135,7 @@ def describe(run: Run, device_kind: str) -> dict[str, Any]:
         "settings": special(run),
         "cell_key": cell_key(run.container),
         "numerics_version": numerics_version(asdict(run.config.model)),
+        "code": code_digests(),
     }
 
 

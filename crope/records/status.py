@@ -12,7 +12,8 @@ from crope.files import read_json
 from crope.plan.compose import Run
 from crope.plan.study import SCALES, STAND_IN, planned_scale, study_axes, study_runs
 from crope.records.locks import is_locked
-from crope.records.store import UNREADABLE, last_values, read_record
+from crope.records.sources import code_note
+from crope.records.store import UNREADABLE, last_values, read_described, read_record
 
 DONE, RUNNING, STOPPED, FAILED, MISSING = STATUSES = (
     "done",
@@ -30,7 +31,7 @@ class RunState:
     step      optimiser updates in metrics.jsonl
     loss      the last full validation loss, nats per token
     minutes   of training, of a complete run
-    reason    why it failed or is corrupt
+    reason    why it failed or is corrupt; which code of a complete run has changed since
     """
 
     status: str
@@ -47,9 +48,11 @@ def state_of(path: Path) -> RunState:
     reason = ""
     try:
         if (path / "summary.json").exists():
-            summary = read_record(path).summary
+            record = read_record(path)
+            summary = record.summary
             if summary["status"] == "complete":
-                return RunState(DONE, **known, minutes=summary["time"]["total_s"] / 60)
+                minutes, note = summary["time"]["total_s"] / 60, code_note(record.run)
+                return RunState(DONE, **known, minutes=minutes, reason=note)
             reason = summary["error"]["message"]
     except InvalidRecord as error:
         reason = error.reason
@@ -75,9 +78,7 @@ def render_runs(paths: Iterable[Path], pattern: str = "") -> str:
     runs = []
     for path in paths:
         state = state_of(path)
-        described: dict[str, Any] = {"scale": "", "settings": []}
-        with suppress(*UNREADABLE):
-            described = read_json(path / "run.json")
+        described = {"scale": "", "settings": []} | read_described(path)
         loss = "" if state.loss is None else f"{state.loss:.4f}"
         minutes = "" if state.minutes is None else f"{state.minutes:.1f}"
         line = f"{path.name:<41} {described['scale']:<6} {state.status:<7}"

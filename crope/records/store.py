@@ -91,6 +91,13 @@ def read_record(path: Path) -> Record:
         raise InvalidRecord(path, reason) from error
 
 
+def read_described(path: Path) -> dict[str, Any]:
+    """Reads a run's run.json; empty if it is missing or corrupt, which `read_record` reports."""
+    with suppress(*UNREADABLE):
+        return _read_object(path / "run.json")
+    return {}
+
+
 def load_record(path: Path) -> tuple[Record, bytes]:
     """Loads and checks a run directory's files as they are; returns the bytes of metrics.jsonl too.
     Raises one of UNREADABLE.

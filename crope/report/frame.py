@@ -17,6 +17,7 @@ from crope import paper
 from crope.errors import InvalidRecord, UserError
 from crope.plan.compose import group_files, group_values
 from crope.plan.study import SCALES, STAND_IN, TABLES, Cell
+from crope.records.sources import code_note
 from crope.records.store import Record, is_set, read_curves, read_runs, set_folders
 
 PAIR = ("rope", "crope")  # whose difference a row of the tables is about
@@ -31,6 +32,7 @@ COLUMNS = [
     "record_set",
     "folder",
     "status",
+    "code",
     "model",
     "dataset",
     "row",
@@ -127,10 +129,10 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
     records.
 
     Columns: `record_set` (the set's name, or OWN), `folder`, `run_id`, `status` (complete, failed
-    or stale), `loss` (final full validation loss, nats per token; infinite if the run diverged),
-    those of run.json and summary.json, `config.<dotted>`, `provenance.<dotted>`, `beyond_nats` and
-    `longer_nats`.
-    Of copies in several run folders the first counts. Raises DataError for a damaged set.
+    or stale), `code` (what `code_note` says), `loss` (final full validation loss, nats per token;
+    infinite if the run diverged), those of run.json and summary.json, `config.<dotted>`,
+    `provenance.<dotted>`, `beyond_nats` and `longer_nats`. Of copies in several run folders the
+    first counts. Raises DataError for a damaged set.
     """
     rows: list[dict[str, Any]] = []
     invalid: list[InvalidRecord] = []
@@ -151,6 +153,7 @@ def _row(record: Record, record_set: str) -> dict[str, Any]:
         "record_set": record_set,
         "folder": str(record.folder),
         "status": record.status,
+        "code": code_note(record.run),
         "loss": record.summary.get("val_full", {}).get("final_nats"),
         "config": record.config,
         "provenance": record.provenance,

@@ -11,6 +11,7 @@ from crope.data.ngrams import ngram_entry
 from crope.data.tokens import TOKENS_DIR, open_tokens
 from crope.errors import DataError, UserError
 from crope.files import json_sha256, read_json, write_json, write_text
+from crope.records.sources import code_note
 from crope.records.store import Record, add_runs, data_digests, read_runs
 from crope.report.frame import DIVERGED, load_frame
 from crope.report.tables import Table
@@ -27,12 +28,14 @@ FACTS = {  # that tell the runs of a set apart
 }
 
 
-def publish(results_dir: Path, name: str, *, scale: str) -> list[str]:
+def publish(results_dir: Path, name: str, *, scale: str, why: str = "") -> list[str]:
     """Adds the complete and diverged runs of one scale to the set `name`, without weights, and the
     n-gram losses of their tokens; returns the run ids.
 
-    Raises UserError if a run was made from uncommitted code or there is none, DataError for invalid
-    records.
+    why   runs of several versions of the code are one set; a sentence of its page
+
+    Raises UserError if a run was made from uncommitted code, if other code than that of the others
+    trained some and nothing says why, or if there is none, DataError for invalid records.
     """
     folder = results_dir / "runs"
     records, invalid = read_runs(folder)
@@ -48,9 +51,15 @@ def publish(results_dir: Path, name: str, *, scale: str) -> list[str]:
                 f"{record.path}: made from uncommitted or unknown code; commit and run it again in"
                 " another results folder"
             )
-    add_runs(PUBLISHED / name, chosen)
-    frame, _ = load_frame([PUBLISHED / name])
-    write_text(PUBLISHED / name / "README.md", set_page(name, frame))
+    target = PUBLISHED / name
+    notes = {code_note(record.run) for record in [*read_runs(target)[0], *chosen]}
+    if len(notes) > 1 and not why:
+        raise UserError(
+            f"{target}: some runs were {max(notes)}, or --why says why they are one set"
+        )
+    add_runs(target, chosen)
+    frame, _ = load_frame([target])
+    write_text(target / "README.md", set_page(name, frame) + f"\n{why}\n" * bool(why))
     if scale != "smoke":  # whose tokens no table has
         _publish_ngrams(chosen)
     return [record.run_id for record in chosen]

@@ -27,7 +27,8 @@ from crope.plan.compose import Run
 from crope.records.derive import derive
 from crope.records.locks import run_lock
 from crope.records.run_json import describe
-from crope.records.store import is_complete, read_record
+from crope.records.sources import code_digests, code_note
+from crope.records.store import is_complete, read_described, read_record
 from crope.runs import provenance
 from crope.runs.load import WEIGHTS, build_model
 from crope.runs.progress import RunProgress
@@ -36,6 +37,8 @@ from crope.runs.tracking import Tracker
 from crope.train.checkpoint import checkpoints, remove_checkpoints
 from crope.train.device import resolve_device
 from crope.train.loop import Stopped, train
+
+code_digests()  # now, as the code is loaded: its files may be edited while runs train
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,15 @@ def execute(run: Run) -> Outcome:
     config = run.config
     try:
         with run_lock(run.path):
+            if config.runtime.again and by_other_code(run.path):
+                _set_aside(run.path)
             if is_complete(run.path):
-                source = read_record(run.path).provenance["data"].get("source", {})
+                found = read_record(run.path)
+                source = found.provenance["data"].get("source", {})
                 corpus = find_corpus(config.data.corpus, Path(config.data_dir))
                 corpus.check_source(source.get("hub"), f"the text of {run.path}")
-                return Outcome(run.run_id, "skipped", f"{run.run_id}: already complete")
+                text = [f"{run.run_id}: already complete", code_note(found.run)]
+                return Outcome(run.run_id, "skipped", ", ".join(filter(None, text)))
             model = build_model(config)  # a part that no registry has leaves no folder
             # May take minutes, which a signal ends: nothing to save.
             tokens = load_tokens(
@@ -148,6 +155,7 @@ def _describe_attempt(run: Run, tokens: TokenSet) -> tuple[dict[str, Any], dict[
     file = run.path / "provenance.json"
     if resumed:
         facts["resumed_from"] = provenance.earlier_attempts(file)
+        described["code"] = read_described(run.path).get("code", {})  # which trained a part of it
     remove_temporary_files(run.path)
     write_json(run.path / "run.json", described)
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
@@ -184,6 +192,19 @@ def _train(run: Run, model: GPT, tokens: TokenSet, tracker: Tracker, stop: Stop)
     }
 
 
+def by_other_code(path: Path) -> bool:
+    """Tells whether other or unknown code has trained the run of this folder, or a part of it."""
+    return path.exists() and read_described(path).get("code") != code_digests()
+
+
+def _set_aside(path: Path) -> None:
+    """Moves a run's folder to `replaced`, beside `runs`."""
+    kept = path.parents[1] / "replaced"
+    kept.mkdir(exist_ok=True)
+    number = len(list(kept.glob(f"{path.name}.*")))
+    path.rename(kept / f"{path.name}.{number}")
+
+
 def record_failure(run: Run, message: str) -> None:
     """Writes the failed summary of a run whose process was killed."""
     error = {"type": "Killed", "message": message, "step": None, "traceback": ""}
@@ -211,4 +232,4 @@ def _result_line(path: Path, described: dict[str, Any], summary: dict[str, Any])
     result = (
         f"full validation {loss:.4f} nats per token, {step}{time['total_s']:.0f} s with validation"
     )
-    return f"{path} ({settings})\n  {result}"
+    return "\n  ".join(filter(None, [f"{path} ({settings})", result, code_note(described)]))

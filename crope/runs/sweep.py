@@ -11,6 +11,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -35,10 +36,11 @@ from crope.machine import usable_cores
 from crope.plan.compose import Run, load_run, quoted_override
 from crope.plan.study import STAND_IN, TABLES, corpora_of, study_axes, study_runs
 from crope.records.locks import is_locked
-from crope.records.store import is_complete
+from crope.records.sources import code_note
+from crope.records.store import is_complete, read_described
 from crope.runs.prepare import make_tokens
 from crope.runs.progress import RunProgress
-from crope.runs.run import Outcome, execute, record_failure
+from crope.runs.run import Outcome, by_other_code, execute, record_failure
 from crope.runs.signals import stop_on_signal
 from crope.train.device import compiles, resolve_device
 
@@ -116,11 +118,14 @@ def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
 
 
 def incomplete(runs: Sequence[Run]) -> list[Run]:
-    """Selects the incomplete runs, corrupt ones too: `execute` reports these."""
+    """Selects the incomplete runs, corrupt ones too: `execute` reports these. With `runtime.again`
+    also those of other code.
+    """
     found = []
     for run in runs:
         with suppress(InvalidRecord):
-            if is_complete(run.path):
+            again = run.config.runtime.again and by_other_code(run.path)
+            if is_complete(run.path) and not again:
                 continue
         found.append(run)
     return found
@@ -130,6 +135,9 @@ def train_all(runs: Sequence[Run]) -> list[str]:
     """Trains the incomplete runs; returns a line for each that failed."""
     todo = incomplete(runs)
     counts = f"{len(runs)} runs, {len(todo)} to train"
+    notes = Counter(code_note(read_described(run.path)) for run in runs)
+    for note in filter(None, notes):
+        counts += f"\n{notes[note]} of them: {note}"
     if not todo:
         print(counts, flush=True)
         return []

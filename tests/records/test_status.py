@@ -45,6 +45,12 @@ def test_a_complete_run_is_done_with_its_loss_and_minutes(trained):
     assert state.minutes > 0
 
 
+def test_a_run_of_other_code_is_listed_with_the_file(trained, monkeypatch):
+    now = {"crope/train/loop.py": "000000"}
+    monkeypatch.setattr("crope.records.sources.code_digests", lambda: now)
+    assert "crope/train/loop.py" in list_runs(trained, "other code")
+
+
 def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained):
     path = toy_run(trained, "train.lr=1e30").path
     assert state_of(path).status == FAILED

@@ -44,9 +44,10 @@ def published(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "open_tokens", open_tokens)
     monkeypatch.setattr(module, "ngram_entry", ngram_entry)
 
-    def call(*records, scale="quick", invalid=()):
-        monkeypatch.setattr(module, "read_runs", lambda folder: (records, invalid))
-        module.publish(tmp_path, "mine", scale=scale)
+    def call(*records, scale="quick", invalid=(), **options):
+        found = {tmp_path / "runs": (records, invalid)}
+        monkeypatch.setattr(module, "read_runs", lambda folder: found.get(folder, ([], [])))
+        module.publish(tmp_path, "mine", scale=scale, **options)
         return tmp_path / "sets"
 
     return call
@@ -69,6 +70,14 @@ def test_runs_of_uncommitted_code_are_refused(published, clean):
     for made in ({"commit": None}, {"dirty": True}, {"resumed_from": [CLEAN | {"dirty": True}]}):
         with pytest.raises(UserError, match="uncommitted"):
             published(replace(clean, provenance=CLEAN | made))
+
+
+def test_runs_of_two_versions_of_the_code_need_a_reason(published, clean, tmp_path):
+    older = replace(record(tmp_path, "older", code={"a.py": "000000"}), provenance=CLEAN)
+    with pytest.raises(UserError, match=r"a\.py"):
+        published(clean, older)
+    sets = published(clean, older, why="a.py changed its messages alone")
+    assert "messages alone" in (sets / "mine" / "README.md").read_text()
 
 
 def test_what_else_is_refused(published, clean):

@@ -22,6 +22,7 @@ from crope.runs.run import execute, record_failure
 from crope.train import loop
 from crope.train.checkpoint import checkpoints
 from tests.conftest import contents, during_step, raises_one_line, same_bits, stop, toy_run
+from tests.records.conftest import edit
 
 pytestmark = pytest.mark.usefixtures("toy_data")
 
@@ -79,6 +80,30 @@ def test_a_complete_run_is_not_trained_again(complete):
     before = contents(complete.path)
     assert execute(complete).status == "skipped"
     assert contents(complete.path) == before
+
+
+def by_other_code(run):
+    """Makes the record that of another positions.py."""
+    edit(run.path / "run.json", "code", {"crope/model/positions.py": "000000"})
+    return run
+
+
+def test_a_run_of_other_code_is_skipped_with_the_file_and_trained_anew_on_demand(complete):
+    """Once: the same command again skips it. The old folder is kept."""
+    told = execute(by_other_code(complete))
+    assert told.status == "skipped"
+    assert "crope/model/positions.py changed since" in told.text
+    before = contents(complete.path)
+    again = toy_run(complete.config.results_dir, "runtime.again=true")
+    assert (execute(again).status, execute(again).status) == ("complete", "skipped")
+    assert contents(complete.path.parents[1] / "replaced" / f"{complete.run_id}.0") == before
+    assert "changed since" not in execute(complete).text
+
+
+def test_a_continued_run_is_one_of_the_code_that_began_it(step_clock, run):
+    with during_step(7, stop):
+        execute(run)
+    assert "positions.py changed since" in execute(by_other_code(run)).text
 
 
 def test_a_complete_run_on_text_of_another_source_is_refused(complete, tmp_path, monkeypatch):

@@ -1,0 +1,46 @@
+"""Digests of the code: what counts as a change since a run."""
+
+import pytest
+
+from crope.records import sources
+
+BEFORE = """
+WIDTH = 32
+
+def bias(distance):
+    return -distance / WIDTH
+
+POSITIONS = {"none": None, "window": bias}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("WIDTH = 32", "WIDTH = 4", True),
+        ("-distance", "distance", True),
+        ('"window": bias', '"window": None', True),
+        ("    return", '    """Falls."""\n    # a line\n    return', False),
+        ("/ WIDTH", "/  (WIDTH)", False),
+        ("POSITIONS", "def other():\n    pass\n\nPOSITIONS", False),
+        ('"window"', '"other": None, "window"', False),
+    ],
+)
+def test_only_what_is_gone_has_changed(old, new, changed, monkeypatch):
+    """Not comments, docstrings, format or what was added."""
+    assert BEFORE.count(old) == 1
+    now = {"a.py": sources.digest_file(BEFORE.replace(old, new))}
+    monkeypatch.setattr(sources, "code_digests", lambda: now)
+    note = sources.code_note({"code": {"a.py": sources.digest_file(BEFORE)}})
+    assert bool(note) == changed
+    assert ("a.py changed since" in note) == changed
+
+
+def test_a_run_without_digests_says_nothing():
+    assert sources.code_note({}) == ""
+
+
+def test_the_files_of_model_loop_and_batches_count():
+    counted = sources.code_digests()
+    assert {"crope/model/positions.py", "crope/train/loop.py", "crope/seeding.py"} < set(counted)
+    assert "crope/data/batches.py" in counted and "crope/data/corpora.py" not in counted
