@@ -48,6 +48,16 @@ def list_(options: Options) -> None:
     print(list_runs(options.results_dir, options.pattern))
 
 
+def compare(options: Options) -> None:
+    """Subtract runs of the first selection from those of each other one, at equal seed and data."""
+    from crope.records.store import set_folders
+    from crope.report.compare import compare
+
+    folders = set_folders() if options.published else options.runs
+    out = options.out or options.results_dir / "compare.png"
+    print(compare(options.words, folders or [options.results_dir / "runs"], out))
+
+
 def status(options: Options) -> None:
     """Count done, running, failed and missing runs of studies."""
     from crope.plan.study import TABLES
@@ -180,6 +190,12 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
     list_: [
         "--results-dir",
         arg("pattern", nargs="?", default="", metavar="PATTERN", help="part of a name or setting"),
+    ],
+    compare: [
+        *("--results-dir", "--runs"),
+        arg("words", nargs="+", metavar="RUNS", help="a model, a part of an id, or KEY=VALUE,..."),
+        arg("--published", action="store_true", help="published runs in place of yours"),
+        arg("--out", type=Path, metavar="PNG", help="default: RESULTS_DIR/compare.png"),
     ],
     status: ["--study", "--scale", "--seeds", "--results-dir"],
     explain: [

@@ -1,0 +1,158 @@
+"""Runs against runs: what differs between them, final losses, the difference along training.
+
+Equal seeds read equal batches, so the noise of batches cancels in a difference. The spread between
+seeds does not: with one seed there is no interval.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from crope.errors import UserError
+from crope.files import write_bytes
+from crope.report.evidence import estimate
+from crope.report.frame import COMPARED, load_curves, load_frame
+from crope.report.tables import MINUS, interval_text
+from crope.style import COLOURS, MUTED, new_figure, render
+
+LOSS = "val/loss_nats"  # of the sampled validation
+PART = 10  # a point of a curve is the mean over so large a part of the run around it: a tenth
+RATES = (0.0005, 0.002, 0.008)  # of the published picture
+PALETTE = list(COLOURS.values())  # so many lines can be told apart
+HOW = "Mean over a tenth of the run; band: 95 % over seeds, at each step by itself"
+NAMED = ["record_set", "data", "ablation", "scale", "precision"]  # keys of a place
+
+
+def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
+    """Subtracts the runs of the first word from those of each other; draws the curves into `out`.
+
+    Runs of a pair are equal in seed, data, row, scale and all settings but those that tell the two
+    words apart: each has one value of them. Raises UserError if a word has no run or no pair.
+    """
+    frame, keys = with_settings(folders)
+    base, *others = [select(frame, word) for word in words]
+    text: list[str] = []
+    curves: dict[str, pd.DataFrame] = {}
+    for word, runs in zip(words[1:], others, strict=True):
+        name = f"{word} {MINUS} {words[0]}"
+        apart = [key for key in keys if tells_apart(base[key], runs[key])]
+        same = [*NAMED, *(key for key in keys if key not in apart)]
+        on = list({"seed", *COMPARED, *same})
+        pairs = runs.reset_index().merge(base.reset_index(), on=on, suffixes=("", "_base"))
+        if pairs.empty:
+            raise UserError(f"{name}: no two runs are equal in seed, data and other settings")
+        text += [f"{key}: {base[key].iloc[0]}, then {runs[key].iloc[0]}" for key in apart]
+        text += sorted({*pairs["code"], *pairs["code_base"]} - {""})
+        varied = [key for key in same if pairs[key].nunique() > 1]
+        for _, part in pairs.groupby(varied or ["scale"]):
+            place = [f"{key}={part[key].iloc[0]}" for key in varied]
+            label = ", ".join([name, *place])
+            curve = difference_curves(frame.loc[part["index"]], frame.loc[part["index_base"]])
+            curves[label] = curve
+            text += [label, _final(part), _along(curve)]
+    write_bytes(out, render(draw_differences(curves), "png"))
+    drawn = min(len(curves), len(PALETTE))
+    return "\n".join([*text, f"nats per token; {out}: {drawn} of {len(curves)} differences"])
+
+
+def _final(pairs: pd.DataFrame) -> str:
+    """Prints the final losses of pairs at one place and their difference."""
+    first, second = pairs["loss"], pairs["loss_base"]
+    found = estimate(first - second)
+    seeds = f"n = {found['n']}" + ": no interval" * (found["n"] == 1)
+    return (
+        f"  final {first.mean():.4f} {MINUS} {second.mean():.4f}: {interval_text(found)}, {seeds}"
+    )
+
+
+def _along(curve: pd.DataFrame) -> str:
+    """Prints a curve at four steps, the last of them its end."""
+    shown = curve.iloc[sorted({(len(curve) - 1) * quarter // 4 for quarter in range(1, 5)})]
+    lines = [
+        f"  step {line['step']}: {interval_text(line)}"
+        for line in shown.reset_index().to_dict("records")
+    ]
+    return "\n".join(lines)
+
+
+def with_settings(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[str]]:
+    """Reads the complete runs, with a column for each key of their settings; returns the keys that
+    name a run, too.
+    """
+    frame, _ = load_frame(folders)
+    frame = frame[frame["status"] == "complete"].reset_index(drop=True)
+    frame[["data", "ablation"]] = frame[["dataset", "row"]]
+    settings = pd.DataFrame([dict(word.split("=", 1) for word in run) for run in frame["settings"]])
+    for key in settings:  # where it is the default
+        settings[key] = settings[key].fillna(frame[f"config.{key}"].astype(str))
+    return frame.join(settings), ["model", *settings]
+
+
+def tells_apart(old: pd.Series, new: pd.Series) -> bool:
+    """Tells whether each side has one value, and another than the other one."""
+    return len(set(old)) == len(set(new)) == 1 and set(old) != set(new)
+
+
+def select(runs: pd.DataFrame, text: str) -> pd.DataFrame:
+    """Selects the runs of a model, with these letters in their id, or with all of these values:
+    `crope`, `s0-3f0c`, `model=crope,train.lr=0.002`. Raises UserError if there is none.
+    """
+    chosen = runs
+    for word in text.split(","):
+        key, _, value = word.partition("=")
+        column = chosen.get(f"config.{key}", chosen.get(key))
+        if column is not None:
+            chosen = chosen[column.astype(str).isin([value, f"{value}.0"])]
+        else:
+            named = chosen["model"] == word
+            chosen = chosen[
+                named if named.any() else chosen["run_id"].str.contains(word, regex=False)
+            ]
+    if chosen.empty:
+        raise UserError(f"no complete run has {text} (python scripts/tools.py list)")
+    return chosen
+
+
+def difference_curves(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    """Computes first - second of the sampled validation losses by step: `estimate` over the seeds
+    that both have, at each point by itself, of losses smoothed over a tenth of the run.
+
+    first, second   runs of one place, one for each seed
+    """
+    sides = []
+    for runs in (first, second):
+        curves = load_curves(runs).dropna(subset=LOSS)
+        sides.append(curves.pivot(index="step", columns="seed", values=LOSS))
+    by_seed = (sides[0] - sides[1]).dropna(axis="columns", how="all").dropna()
+    points = 2 * (len(by_seed) // (2 * PART)) + 1
+    smooth = by_seed.rolling(points, center=True, min_periods=1).mean()
+    lines = [estimate(at) for _, at in smooth.iterrows()]
+    return pd.DataFrame(lines, index=smooth.index.astype(int))  # of a folder's runs: object
+
+
+def draw_differences(curves: Mapping[str, pd.DataFrame]) -> Figure:
+    """Draws curves of `difference_curves` by their labels, with the 95 % interval of each point."""
+    figure = new_figure(7, 4)
+    axis = figure.subplots()
+    axis.axhline(0, color=MUTED, linewidth=0.8)
+    for colour, (label, curve) in zip(PALETTE, curves.items(), strict=False):
+        axis.plot(curve["mean"], color=colour, label=f"{label}, n\u00a0=\u00a0{curve['n'].max()}")
+        style: dict[str, Any] = {"color": colour, "alpha": 0.15, "linewidth": 0}
+        axis.fill_between(curve.index, curve["low"], curve["high"], **style)
+    axis.set(xlabel="step", ylabel="difference, nats per token", title=HOW)
+    figure.legend(loc="outside lower left")
+    return figure
+
+
+def rate_curves(published: pd.DataFrame) -> Figure:
+    """Draws CRoPE - RoPE along training at RATES, of the published runs that `by_study` gives."""
+    runs = published[(published["study"] == "rates") & (published["dataset"] == "ptb")]
+    curves = {}
+    for rate in RATES:
+        at_rate = runs[runs["config.train.lr"] == rate]
+        sides = [at_rate[at_rate["model"] == model] for model in ("crope", "rope")]
+        curves[f"CRoPE − RoPE, learning rate {rate:g}"] = difference_curves(*sides)
+    return draw_differences(curves)
