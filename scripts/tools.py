@@ -45,7 +45,14 @@ def list_(options: Options) -> None:
     """List your runs, newest first: status, step, last full validation loss, minutes."""
     from crope.records.status import list_runs
 
-    print(list_runs(options.results_dir, options.pattern))
+    print(list_runs(options.results_dir, options.pattern, by_loss=bool(options.sort)))
+
+
+def show(options: Options) -> None:
+    """Show a finished run: settings beyond the defaults, losses, time, machine, commit, folder."""
+    from crope.records.status import show
+
+    print(show(_record(options.run, options)), end="")
 
 
 def compare(options: Options) -> None:
@@ -190,7 +197,9 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
     list_: [
         "--results-dir",
         arg("pattern", nargs="?", default="", metavar="PATTERN", help="part of a name or setting"),
+        arg("--sort", choices=["loss"], help="the lowest loss first (default: the newest run)"),
     ],
+    show: ["run", "--results-dir"],
     compare: [
         *("--results-dir", "--runs"),
         arg("words", nargs="+", metavar="RUNS", help="a model, a part of an id, or KEY=VALUE,..."),

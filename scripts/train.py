@@ -10,6 +10,7 @@ python scripts/train.py model=rope --cfg job           # the resolved configurat
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from cli import main_errors
 
@@ -48,21 +49,23 @@ def train(cfg: DictConfig) -> None:
     except StorageError as error:  # the next run of a multirun would fail as well
         sys.exit(f"error: {error}")
     except UserError as error:
-        _say_now(f"error: {error}")
-        raise UserError(str(error)) from None  # not every subclass can be pickled
+        _fail(str(error))
     ENDED.append(run.path)
     if outcome.status == "failed":
-        _say_now(outcome.text)
-        raise UserError(outcome.text)  # Hydra trains the others of a multirun all the same
+        _fail(outcome.text)
     print(outcome.text, flush=True)
     if outcome.signal:
         sys.exit(128 + outcome.signal)
 
 
-def _say_now(text: str) -> None:
-    """Prints an error of a run of a multirun, whose first one is raised after the last run."""
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
-        log_line(text)
+def _fail(text: str) -> NoReturn:
+    """Ends the run with an error, of which Hydra would print more than a line. A multirun goes on,
+    and raises its first error after the last run.
+    """
+    if HydraConfig.get().mode != RunMode.MULTIRUN:
+        sys.exit(f"error: {text}")
+    log_line(f"error: {text}")
+    raise UserError(text)  # not a subclass: not each can be pickled
 
 
 def main() -> None:

@@ -173,7 +173,10 @@ def check_value(key: str, value: str) -> None:
         part = key.removeprefix("model.")
         allowed = {group_values("model", name).get(part) for name in group_files("model")} - {None}
     if allowed is not None and value.lower() not in allowed:
-        raise ConfigError(f"{key}={value} is unknown{nearest(value, allowed)}")
+        hint = f"is unknown{nearest(value, allowed)}"
+        if key not in PARTS:  # a few, of which none is likelier
+            hint = f"must be one of {', '.join(allowed)}"
+        raise ConfigError(f"{key}={value} {hint}")
 
 
 def load_config(saved: Mapping[str, Any]) -> Config:
@@ -255,15 +258,27 @@ def quoted_override(key: str, value: Path | str) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Returns `; did you mean x?`, else the valid names. `lr` is near `train.lr`."""
+    """Returns `; did you mean x?`, else the valid names."""
     names = sorted(valid)
-    near = [key for key in names if key.endswith(f".{name}")]
-    near += difflib.get_close_matches(name.lower(), names, n=1)
-    if near:
-        return f"; did you mean {near[0]}?"
-    if "train.lr" in names:
-        return "; the keys are in crope/config.py"
-    return f"; valid: {', '.join(names)}"
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; valid: {', '.join(names)}"
+
+
+def nearest_key(name: str) -> str:
+    """Returns `; did you mean train.lr?` for keys of the section (of all without one) that contain
+    the name or are spelt nearly so; else the keys of the section.
+    """
+    section, _, last = name.rpartition(".")
+    valid = [key for key in (*keys(), *GROUPS) if not key.startswith("ablation.")]
+    valid = [key for key in valid if key.startswith(f"{section}.")] or valid
+    names = [key.rpartition(".")[2] for key in valid]
+    exact = [last] if last in names else []
+    near = exact or [known for known in names if last in known]
+    near = near or difflib.get_close_matches(last, names, n=2, cutoff=0.75)
+    found = [key for key, known in zip(valid, names, strict=True) if known in near]
+    if found:
+        return f"; did you mean {' or '.join(found)}?"
+    return f"; the keys of {section}: {', '.join(names)}" if section else "; see crope/config.py"
 
 
 def config_error(error: Exception) -> ConfigError:
@@ -275,6 +290,8 @@ def config_error(error: Exception) -> ConfigError:
         if group == "data" and "/" in name:
             hint = "; a corpus of your own is a file in conf/data (docs/tutorial.md)"
         return ConfigError(f"no conf/{group}/{name}.yaml{hint}")
+    if several := re.search("Ambiguous value for argument '(.*?)'", message):
+        return ConfigError(f"{several[1]}: add -m to train a run for each value")
     # Hydra's own errors name the key in their cause, OmegaConf's in themselves.
     text = message if "full_key:" in message else str(error.__cause__ or error)
     key = re.search(r"full_key: (\S+)", text)
@@ -282,7 +299,7 @@ def config_error(error: Exception) -> ConfigError:
         return ConfigError(one_line(message.partition("See https")[0]))
     hint = ""
     if re.search("Key '.*' not in", text):
-        hint = nearest(key[1], [*keys(), *GROUPS])
+        hint = nearest_key(key[1])
     elif key[1] == "seed":
         hint = "; several seeds are -m 'seed=range(0,5)'"
     return ConfigError(f"{key[1]}: {text.splitlines()[0]}{hint}")

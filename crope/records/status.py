@@ -1,5 +1,6 @@
 """Which runs there are and how far they are, from their locks, metrics and records."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -7,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from crope.errors import InvalidRecord, one_line
-from crope.files import read_json
+from crope.files import read_json, read_yaml
 from crope.plan.compose import Run
 from crope.plan.study import SCALES, STAND_IN, planned_scale, study_axes, study_runs
 from crope.records.locks import is_locked
 from crope.records.sources import code_note
-from crope.records.store import UNREADABLE, last_values, read_described, read_record
+from crope.records.store import UNREADABLE, Record, last_values, read_described, read_record
 
 DONE, RUNNING, STOPPED, FAILED, MISSING = STATUSES = (
     "done",
@@ -22,6 +25,14 @@ DONE, RUNNING, STOPPED, FAILED, MISSING = STATUSES = (
     "failed",
     "missing",
 )
+
+
+# What `show` prints of each file.
+SHOWN = {
+    "run": "model dataset row scale seed settings",
+    "summary": "status error val_full val_sampled train time memory_peak_gib parameters",
+    "provenance": "device threads command commit dirty started_utc finished_utc",
+}
 
 
 @dataclass(frozen=True)
@@ -63,31 +74,60 @@ def state_of(path: Path) -> RunState:
     return RunState(STOPPED if (path / "run.json").exists() else MISSING, **known)
 
 
-def list_runs(results_dir: Path, pattern: str = "") -> str:
+def list_runs(results_dir: Path, pattern: str = "", *, by_loss: bool = False) -> str:
     """Lists the runs that `pattern` selects (`render_runs`), newest first."""
-    files = list((results_dir / "runs").glob("*/run.json"))
-    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-    text = render_runs((file.parent for file in files), pattern)
-    return text or f"{results_dir / 'runs'}: no run has '{pattern}' in its line"
+    folder = results_dir / "runs"
+    files = sorted(folder.glob("*/run.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    text = render_runs((file.parent for file in files), pattern, by_loss=by_loss)
+    return text or f"no runs in {folder}" + f" with '{pattern}' in their line" * bool(pattern)
 
 
-def render_runs(paths: Iterable[Path], pattern: str = "") -> str:
-    """Renders the runs whose name, scale, status or notes contain `pattern`: a line each, and below
-    it what differs from the group files and why it failed. Empty without a run.
+def render_runs(paths: Iterable[Path], pattern: str = "", *, by_loss: bool = False) -> str:
+    """Renders the runs whose name, scale, status or notes contain `pattern`: a line each, with the
+    keys that vary among them, and below it other settings and why it failed. Empty without a run.
     """
     runs = []
     for path in paths:
-        state = state_of(path)
-        described = {"scale": "", "settings": []} | read_described(path)
+        state, described = state_of(path), {"scale": "", "settings": []} | read_described(path)
+        scale, settings = described["scale"], described["settings"]
+        if pattern in " ".join([path.name, scale, state.status, *settings, state.reason]):
+            runs.append((path, scale, state, settings))
+    if by_loss:
+        runs.sort(key=lambda run: run[2].loss or math.inf)
+    every = Counter(word for *_, settings in runs for word in settings)
+    varied = {word.partition("=")[0]: 0 for word, count in every.items() if count < len(runs)}
+    rows = [["run", "scale", "status", "step", "loss", "min", *varied]]
+    notes = [""]
+    for path, scale, state, settings in runs:
         loss = "" if state.loss is None else f"{state.loss:.4f}"
         minutes = "" if state.minutes is None else f"{state.minutes:.1f}"
-        line = f"{path.name:<41} {described['scale']:<6} {state.status:<7}"
-        notes = [f"\n  {note}" for note in (", ".join(described["settings"]), state.reason) if note]
-        if pattern in "".join([line, *notes]):
-            line += f" {state.step:>6} {loss:>7} {minutes:>6}"
-            runs.append("".join([line, *notes]))
-    head = f"{'run':<41} {'scale':<6} {'status':<7} {'step':>6} {'loss':>7} {'min':>6}"
-    return "\n".join([head, *runs]) if runs else ""
+        values = [_value(path, key) for key in varied]
+        rows.append([path.name, scale, state.status, str(state.step), loss, minutes, *values])
+        others = ", ".join(word for word in settings if every[word] == len(runs))
+        notes.append("".join(f"\n  {note}" for note in (others, state.reason) if note))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row, note in zip(rows, notes, strict=True):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip() + note)
+    return "\n".join(lines) if runs else ""
+
+
+def _value(path: Path, key: str) -> str:
+    """Reads the value of a run's key, a default too."""
+    section, _, name = key.partition(".")
+    with suppress(*UNREADABLE):
+        return str(read_yaml(path / "config.yaml")[section][name])
+    return ""
+
+
+def show(record: Record) -> str:
+    """Prints a finished run as YAML: settings beyond the defaults, losses, time, how it was made."""
+    parts: dict[str, Any] = {"folder": str(record.path), "code": code_note(record.run)}
+    for part, keys in SHOWN.items():
+        content = getattr(record, part)
+        parts[part] = {key: content[key] for key in keys.split() if key in content}
+    return yaml.safe_dump(parts, sort_keys=False)
 
 
 def render_status(

@@ -143,7 +143,7 @@ def attempt(run: Run, tokens: TokenSet) -> Iterator[Attempt]:
         record.summary["error"] = describe_error(error)
         record.end("failed", f"{run.run_id}: failed: {record.summary['error']['message']}")
     else:
-        record.end("complete", _result_line(run.path, described, record.summary))
+        record.end("complete", _result_line(run, described, record.summary))
 
 
 def _describe_attempt(run: Run, tokens: TokenSet) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -224,12 +224,13 @@ def describe_error(error: Exception) -> dict[str, Any]:
     }
 
 
-def _result_line(path: Path, described: dict[str, Any], summary: dict[str, Any]) -> str:
+def _result_line(run: Run, described: dict[str, Any], summary: dict[str, Any]) -> str:
     """Says in two lines where the run is, what was special about it, and its result."""
-    settings = ", ".join([described["scale"], *described["settings"]])
+    sizes = f"B={run.config.train.batch_size}, L={run.config.train.seq_len}"
+    settings = ", ".join([described["scale"], sizes, *described["settings"]])
     loss, time = summary["val_full"]["final_nats"], summary["time"]
     step = f"{time['median_step_ms']:.1f} ms per step, " if time["median_step_ms"] else ""
     result = (
         f"full validation {loss:.4f} nats per token, {step}{time['total_s']:.0f} s with validation"
     )
-    return "\n  ".join(filter(None, [f"{path} ({settings})", result, code_note(described)]))
+    return "\n  ".join(filter(None, [f"{run.path} ({settings})", result, code_note(described)]))

@@ -10,12 +10,10 @@ import os
 import signal
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from itertools import chain, cycle, islice
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -144,15 +142,10 @@ def train_all(runs: Sequence[Run]) -> list[str]:
     jobs = todo[0].config.runtime.jobs or default_jobs(todo)
     print(f"scale {todo[0].scale}: {counts}, {jobs} at a time", flush=True)
     problems = []
-    began = time.monotonic()
     with RunProgress(todo) as progress:
-        for number, outcome in enumerate(run_all(todo, jobs=jobs, show=progress.poll), start=1):
+        for outcome in run_all(todo, jobs=jobs, show=progress.poll):
             print(outcome.text, flush=True)
             progress.end(outcome.run_id)
-            if number == 1 and len(todo) > 1:
-                done, seconds = progress.share_done(), time.monotonic() - began
-                left = timedelta(seconds=round(seconds / done - seconds))
-                print(f"the other {len(todo) - 1} runs take about {left} (h:min:s)", flush=True)
             if outcome.status not in ("complete", "skipped"):
                 problems.append(outcome.text)
     return problems

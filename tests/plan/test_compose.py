@@ -44,7 +44,11 @@ def test_quick_runs_see_409600_tokens_and_decay_like_the_papers():
     ("override", "word"),
     [
         ("model.n_layer=3", "did you mean model.n_layers"),
-        ("lr=1", "did you mean train.lr"),
+        ("lr=1", r"did you mean train\.lr\?"),
+        ("train.steps=9", r"did you mean train\.max_steps or train\.warmup_steps\?"),
+        ("train.learning_rate=1", "the keys of train: batch_size, seq_len"),
+        ("n_embd=1", "crope/config.py"),
+        ("model=rope,crope", "add -m"),
         ("model=crop", "did you mean crope"),
         ("study=tabel1", "did you mean table1"),
         ("data=/home/me/text.txt", "conf/data"),
@@ -52,7 +56,7 @@ def test_quick_runs_see_409600_tokens_and_decay_like_the_papers():
         ("train.lr=fast", "train.lr: Value 'fast'"),
         ("model.projection=rael", "did you mean real"),
         ("train.precision=fp16", "train.precision=fp16 must be one of fp32, bf16"),
-        ("seed=0,1", "multirun"),
+        ("seed=0,1", "add -m"),
         ("seed=0-4", r"range\(0,5\)"),
     ],
 )
@@ -65,6 +69,8 @@ def test_a_value_of_a_multirun_is_checked_before_the_first_run():
     check_words(["-m", "model.position=none,rotary", "model.position=choice(none,rotary)"])
     with raises_one_line(ConfigError, "model.position=rotry is unknown; did you mean rotary"):
         check_words(["-m", "seed=0,1", "model.position=none,rotry"])
+    with raises_one_line(ConfigError, "runtime.device=gpu must be one of auto, cpu, cuda"):
+        check_words(["-m", "runtime.device=cpu,gpu"])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 
 from crope.records.locks import run_lock
 from crope.records.status import (
@@ -14,8 +15,10 @@ from crope.records.status import (
     RunState,
     list_runs,
     render_status,
+    show,
     state_of,
 )
+from crope.records.store import read_record
 from tests.conftest import toy_run
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -80,13 +83,17 @@ def test_a_free_lock_means_nothing(tmp_path):
     assert state_of(path) == RunState(MISSING)
 
 
-def test_the_list_has_the_newest_run_first_with_what_differs_and_why_it_failed(trained):
+def test_the_list_has_the_newest_run_first_with_what_varies_and_why_it_failed(trained):
     header, failed, settings, reason, done = list_runs(trained).splitlines()[:5]
-    assert header.split() == ["run", "scale", "status", "step", "loss", "min"]
+    assert header.split() == ["run", "scale", "status", "step", "loss", "min", "train.lr"]
     assert failed.split()[:3] == [toy_run(trained, "train.lr=1e30").run_id, "quick", "failed"]
-    assert "train.lr=1e+30" in settings
+    assert failed.split()[-1] == "1e+30"
+    assert "train.max_steps=12" in settings
     assert "not finite" in reason
     assert done.split()[:4] == [toy_run(trained).run_id, "quick", "done", "12"]
+    assert done.split()[-1] == "0.001"  # the default
+    best = list_runs(trained, by_loss=True).splitlines()[1]
+    assert best == done
 
 
 def test_the_list_is_of_lines_and_settings_that_have_the_pattern(trained):
@@ -94,6 +101,16 @@ def test_the_list_is_of_lines_and_settings_that_have_the_pattern(trained):
     assert "failed" in list_runs(trained, "lr=1e+30")
     assert "done" not in list_runs(trained, "lr=1e+30")
     assert "'halved'" in list_runs(trained, "halved")
+    assert list_runs(trained / "none") == f"no runs in {trained / 'none' / 'runs'}"
+
+
+def test_a_run_is_shown_with_its_losses_and_how_it_was_made(trained):
+    record = read_record(toy_run(trained).path)
+    shown = yaml.safe_load(show(record))
+    assert shown["folder"] == str(record.path)
+    assert shown["summary"]["val_full"] == record.summary["val_full"]
+    assert shown["provenance"]["commit"] == record.provenance["commit"]
+    assert "train.max_steps=12" in shown["run"]["settings"]
 
 
 def counts(results, *studies, **options):

@@ -65,7 +65,7 @@ def test_a_finished_run_says_where_it_is_and_what_was_special(tmp_path):
     run = toy_run(tmp_path, "train.lr=0.003")
     text = execute(run).text
     loss = summary(run)["val_full"]["final_nats"]
-    assert text.startswith(f"{run.path} (quick, ")
+    assert text.startswith(f"{run.path} (quick, B=2, L=16, ")
     assert "train.lr=0.003" in text
     assert f"{loss:.4f} nats per token" in text
 
