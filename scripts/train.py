@@ -46,13 +46,13 @@ def train(cfg: DictConfig) -> None:
     try:
         run = build_run(cfg, HydraConfig.get().runtime.choices)
         outcome = execute(run)
+        ENDED.append(run.path)
+        if outcome.status == "failed":
+            raise UserError(outcome.text)
     except StorageError as error:  # the next run of a multirun would fail as well
         sys.exit(f"error: {error}")
     except UserError as error:
         _fail(str(error))
-    ENDED.append(run.path)
-    if outcome.status == "failed":
-        _fail(outcome.text)
     print(outcome.text, flush=True)
     if outcome.signal:
         sys.exit(128 + outcome.signal)

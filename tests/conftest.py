@@ -148,7 +148,7 @@ def count_steps_as_seconds(set_attribute=setattr):
 
     def step(*args, **kwargs):
         loss = real(*args, **kwargs)
-        clock.now += 1  # not for an update that a stop prevents
+        clock.now += 1
         return loss
 
     set_attribute(trainer, "train_step", step)

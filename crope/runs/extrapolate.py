@@ -23,7 +23,7 @@ from crope.records.run_json import EXTRAPOLATION
 from crope.records.store import Record, read_record
 from crope.runs.load import load_run_tokens, load_trained
 from crope.train.device import prepare_device
-from crope.train.losses import FULL_BATCH_TOKENS, token_losses
+from crope.train.losses import FULL_BATCH_TOKENS, float_logits, token_losses
 
 FACTORS = (1, 2, 4)
 
@@ -106,6 +106,6 @@ def losses_by_length(
             # Consecutive pieces of this length; the rest of the split makes a shorter one.
             inputs, targets = inputs_BT.split(length, dim=1), targets_BT.split(length, dim=1)
             for piece, its_targets in zip(inputs, targets, strict=True):
-                loss_BT = token_losses(model, piece, its_targets, bf16=bf16)
+                loss_BT = token_losses(float_logits(model, piece, bf16=bf16), its_targets)
                 totals[index] += loss_BT.double().sum()
     return (totals / count).tolist(), count

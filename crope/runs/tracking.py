@@ -44,7 +44,6 @@ class Tracker:
         """Logs one line that is in metrics.jsonl already."""
         if not self.enabled:
             return
-        self.enabled = False  # an error ends the logging
         with self._contained():
             lines = [line]
             if self.wandb_run is None:
@@ -53,7 +52,6 @@ class Tracker:
                 lines = [row for row in rows if row["step"] <= line["step"]]
             for row in lines:
                 self._log(row)
-            self.enabled = True
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Ends the wandb run with the run's summary; a stopped run has only its first fields."""
@@ -124,8 +122,11 @@ class Tracker:
 
     @contextmanager
     def _contained(self) -> Iterator[None]:
-        """Prints an error of wandb, whose types are many, as one line: none may cost the run."""
+        """Prints an error of wandb, whose types are many, as one line, and ends the logging: none may
+        cost the run.
+        """
         try:
             yield
         except Exception as error:
+            self.enabled = False
             log_line(f"{self.run.run_id}: not logged to wandb: {one_line(error)[:300]}")

@@ -78,7 +78,9 @@ def load_checkpoint(folder: Path, state: TrainState) -> tuple[int, float, int]:
                     f" one, or remove {folder} to start again"
                 )
         state.model.load_state_dict(content["model"])
-        state.optimizer.load_state_dict(content["optimizer"])
+        # The options of its groups follow from the configuration.
+        own = {"param_groups": state.optimizer.state_dict()["param_groups"]}
+        state.optimizer.load_state_dict(content["optimizer"] | own)
         log_line(f"{folder.name} continues from step {content['step']}")
         return content["step"], content["seconds"], content["metrics_size"]
     return 0, 0.0, 0

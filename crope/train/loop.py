@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,13 @@ from crope.model.gpt import GPT
 from crope.seeding import torch_seed
 from crope.train.checkpoint import TrainState, load_checkpoint, save_checkpoint, weights_bytes
 from crope.train.device import prepare_device
-from crope.train.losses import LossFunction, build_losses, full_loss, sampled_loss
+from crope.train.losses import (
+    LossFunction,
+    ValidationFunction,
+    build_losses,
+    full_means,
+    sampled_means,
+)
 
 QKV = re.compile(r"\.[qkv]_proj\.")
 
@@ -35,10 +42,13 @@ Line = dict[str, float]
 
 
 class Stopped(BaseException):
-    """An early end of training on request; everything up to the step in its text is saved.
+    """An early end of training on request, after a checkpoint at `step`.
 
     A BaseException like KeyboardInterrupt: code for a failing run's exception must not catch it.
     """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after a checkpoint at step {step}")
 
 
 class NonFiniteLoss(ArithmeticError):
@@ -69,8 +79,7 @@ def train(
     device = prepare_device(config.runtime)
     optimizer = build_optimizer(model.to(device), config.train)
     state = TrainState(model, optimizer, _made_with(run_id, tokens, device))
-    losses = build_losses(model, config, device)
-    training, validation = (stoppable(loss, stop_requested) for loss in losses)
+    training, validation = build_losses(model, config, device)
     corpus = replace(
         tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device)
     )
@@ -86,43 +95,34 @@ def train(
                 seconds, size = time.perf_counter() - began, metrics.sync()
                 save_checkpoint(folder, state, step=step, seconds=seconds, metrics_size=size)
 
+        def may_end(step: int) -> None:
+            if stop_requested():
+                save(step)
+                raise Stopped(step)
+
         if start == 0:  # a run that cannot be saved fails now, not after its last step
             weights_bytes(model, run_id=run_id)
             save(0)
         for step in range(start, config.train.max_steps + 1):
+            may_end(step)
             line: Line = {}
             if step > start and time.perf_counter() - saved_at >= config.runtime.checkpoint_seconds:
                 save(step)
                 saved_at = time.perf_counter()
-            try:
-                if config.validates_at(step):
-                    with meter.paused():
-                        line = validate(state, validation, corpus, config, step=step)
-                if step < config.train.max_steps:
-                    loss, norm = train_step(state, training, corpus.train, config, step=step)
-                    line |= meter.add(loss, norm, step, state)
-            except Stopped:  # by a loss: before this update, or within this step's validation
-                save(step)
-                raise Stopped(f"stopped after a checkpoint at step {step}") from None
+            if config.validates_at(step):
+                with meter.paused():
+                    line = validate(
+                        state, validation, corpus, config, step=step, may_end=partial(may_end, step)
+                    )
+            if step < config.train.max_steps:
+                loss, norm = train_step(state, training, corpus.train, config, step=step)
+                line |= meter.add(loss, norm, step, state)
             if line:
                 meter.check_finite(line, step)
                 metrics.write({"step": step, **line})
                 log({"step": step, **line})
     write_bytes(folder / "weights.safetensors", weights_bytes(model, run_id=run_id))
     return time.perf_counter() - began
-
-
-def stoppable(loss: LossFunction, stop_requested: Callable[[], bool]) -> LossFunction:
-    """Makes a loss function raise Stopped if a stop was requested. Nothing else asks: every update
-    and validation batch begins with a loss, and a full pass can take minutes.
-    """
-
-    def loss_or_stop(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        if stop_requested():
-            raise Stopped
-        return loss(inputs_BT, targets_BT)
-
-    return loss_or_stop
 
 
 def _made_with(run_id: str, tokens: TokenSet, device: torch.device) -> dict[str, str]:
@@ -156,10 +156,8 @@ def train_step(
     norm = None
     if config.train.grad_clip:
         norm = nn.utils.clip_grad_norm_(state.model.parameters(), config.train.grad_clip)
-    lr = config.train.learning_rate(step)
-    factors = (1.0, config.train.qkv_lr_factor)  # as build_optimizer makes the groups
-    for group, factor in zip(state.optimizer.param_groups, factors, strict=False):
-        group["lr"] = factor * lr
+    for group in state.optimizer.param_groups:
+        group["lr"] = group["lr_factor"] * config.train.learning_rate(step)
     state.optimizer.step()
     return loss.detach(), norm
 
@@ -167,28 +165,27 @@ def train_step(
 @torch.no_grad()
 def validate(
     state: TrainState,
-    loss_function: LossFunction,
+    validation: ValidationFunction,
     tokens: TokenSet,
     config: Config,
     *,
     step: int,
+    may_end: Callable[[], None] = lambda: None,
 ) -> Line:
-    """Computes the validation losses due after `step` updates; after the last also the training
-    split's.
+    """Computes the validation means due after `step` updates; after the last also the training
+    split's. `may_end` is called before each batch of a full pass, which can take minutes.
     """
     line: Line = {}
     last = step == config.train.max_steps
     state.model.eval()
+
+    full = partial(full_means, validation, config=config, may_end=may_end)
     if last or step % config.eval.every == 0:
-        line["val/loss_nats"] = sampled_loss(
-            loss_function, tokens.validation, config=config, step=step
-        )
+        line |= sampled_means(validation, tokens.validation, config=config, step=step)
     if last or (step and step % config.eval.full_every == 0):
-        mean_nats, count = full_loss(loss_function, tokens.validation, config=config)
-        line |= {"val_full/loss_nats": mean_nats, "val_full/tokens": count}
+        line |= full(tokens.validation, name="val_full", max_tokens=config.eval.full_tokens)
     if last:  # as many training tokens, so that both means are as exact
-        mean_nats, count = full_loss(loss_function, tokens.train, config=config, max_tokens=count)
-        line |= {"train_full/loss_nats": mean_nats, "train_full/tokens": count}
+        line |= full(tokens.train, name="train_full", max_tokens=int(line["val_full/tokens"]))
     return line
 
 
@@ -197,13 +194,16 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
 
     Weight decay applies to every parameter, as with torch's model.parameters().
     """
-    groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
+    groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "lr_factor": 1.0}]
     if config.qkv_lr_factor != 1:
         qkv: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
             (qkv if QKV.search(name) else others).append(parameter)
-        groups = [{"params": others}, {"params": qkv}]
+        groups = [
+            {"params": others, "lr_factor": 1.0},
+            {"params": qkv, "lr_factor": config.qkv_lr_factor},
+        ]
     return AdamW(
         groups,
         lr=config.lr,
@@ -223,8 +223,7 @@ class Meter:
     def __init__(self, config: Config, device: torch.device) -> None:
         self.device = device
         self.tokens_per_step = config.train.batch_size * config.train.seq_len
-        self.losses: list[Tensor] = []  # not yet checked, the last one that of step `last_step`
-        self.last_step = 0
+        self.losses: dict[int, Tensor] = {}  # by step, not yet checked
         self.log_every = config.runtime.log_every
         self._restart()
 
@@ -239,8 +238,7 @@ class Meter:
         speed since the last line, validation excluded.
         """
         self.steps += 1
-        self.last_step = step
-        self.losses.append(loss)
+        self.losses[step] = loss
         if step % self.log_every:
             return {}
         if norm is None:
@@ -265,11 +263,11 @@ class Meter:
         a value of this step's line.
         """
         if self.losses:
-            finite = torch.stack(self.losses).isfinite().tolist()
-            first_step = self.last_step - len(finite) + 1
+            finite = torch.stack(list(self.losses.values())).isfinite().tolist()
+            steps = list(self.losses)
             self.losses.clear()
             if not all(finite):
-                raise NonFiniteLoss("train/loss_nats", first_step + finite.index(False))
+                raise NonFiniteLoss("train/loss_nats", steps[finite.index(False)])
         for metric, value in line.items():
             if not math.isfinite(value):
                 raise NonFiniteLoss(metric, step)

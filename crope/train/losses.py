@@ -1,6 +1,7 @@
 """Reference loss, the loss functions of a run, sampled and full validation."""
 
 import signal
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -17,42 +18,50 @@ from crope.train.device import compiles, return_freed_memory
 # device idle.
 FULL_BATCH_TOKENS = 4096
 
-# (inputs_BT, targets_BT) -> nats: the mean over all tokens in training, (B,) in validation.
+# (inputs_BT, targets_BT) -> nats, the mean over all tokens.
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+# (inputs_BT, targets_BT) -> the mean of each window by name, (B,) each.
+ValidationFunction = Callable[[Tensor, Tensor], dict[str, Tensor]]
 
 
 def cross_entropy(
-    model: GPT,
-    inputs_BT: Tensor,
-    targets_BT: Tensor,
-    *,
-    bf16: bool = False,
-    reduction: str = "mean",
+    model: GPT, inputs_BT: Tensor, targets_BT: Tensor, *, bf16: bool = False
 ) -> Tensor:
     """Computes the reference loss, the source of every reported number: mean next-token cross
     entropy in nats, on request under bf16 autocast.
+    """
+    logits_BTV = float_logits(model, inputs_BT, bf16=bf16)
+    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
-    The log-sum-exp is in float32 under autocast too. The head's padding columns are cut off before
-    the softmax.
+
+def float_logits(model: GPT, inputs_BT: Tensor, *, bf16: bool) -> Tensor:
+    """Computes logits, (B, T, V), in float32 under autocast too, as the log-sum-exp of the loss then
+    is; those of float64 models (tests) stay float64. The head's padding columns are cut off.
     """
     with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=bf16):
         logits_BTV = model.logits(model(inputs_BT))
-        # float64 models (tests) stay float64.
-        logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
-        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction)
+    return logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
 
 
-def token_losses(model: GPT, inputs_BT: Tensor, targets_BT: Tensor, *, bf16: bool) -> Tensor:
+def token_losses(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Computes the reference loss of each token, (B, T), not averaged."""
-    losses = cross_entropy(model, inputs_BT, targets_BT, bf16=bf16, reduction="none")
+    losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
     return losses.view_as(targets_BT)
+
+
+def window_means(
+    model: GPT, inputs_BT: Tensor, targets_BT: Tensor, *, bf16: bool
+) -> dict[str, Tensor]:
+    """Computes what validation reports: by name the mean of each window, (B,)."""
+    logits_BTV = float_logits(model, inputs_BT, bf16=bf16)
+    return {"loss_nats": token_losses(logits_BTV, targets_BT).mean(dim=-1)}
 
 
 def build_losses(
     model: GPT, config: Config, device: torch.device
-) -> tuple[LossFunction, LossFunction]:
-    """Builds loss functions of (inputs_BT, targets_BT) in nats: for training the mean over all
-    tokens, for validation the mean of each window, (B,).
+) -> tuple[LossFunction, ValidationFunction]:
+    """Builds functions of (inputs_BT, targets_BT): for training the loss in nats, the mean over all
+    tokens, for validation the means of each window.
 
     They use bf16 autocast if train.precision says so and are compiled where that pays, as one graph
     without fallback to eager. Shorter last batches of a full pass run eagerly, row by row: each
@@ -64,73 +73,86 @@ def build_losses(
     def mean_loss(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         return cross_entropy(model, inputs_BT, targets_BT, bf16=bf16)
 
-    def window_losses(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        return token_losses(model, inputs_BT, targets_BT, bf16=bf16).mean(dim=-1)
+    def means(inputs_BT: Tensor, targets_BT: Tensor) -> dict[str, Tensor]:
+        return window_means(model, inputs_BT, targets_BT, bf16=bf16)
 
     if not compiles(config, device):
-        return mean_loss, window_losses
+        return mean_loss, means
     training = shielded(torch.compile(mean_loss, dynamic=False, fullgraph=True))
-    compiled = shielded(torch.compile(window_losses, dynamic=False, fullgraph=True))
+    compiled = shielded(torch.compile(means, dynamic=False, fullgraph=True))
     batch_sizes = (config.train.batch_size, full_batch_size(config))
     shapes = [(batch_size, config.train.seq_len) for batch_size in batch_sizes]
 
-    def validation(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    def validation(inputs_BT: Tensor, targets_BT: Tensor) -> dict[str, Tensor]:
         if tuple(inputs_BT.shape) in shapes:
             return compiled(inputs_BT, targets_BT)
-        rows = zip(inputs_BT.split(1), targets_BT.split(1), strict=True)
-        return torch.cat([window_losses(*row) for row in rows])
+        rows = [means(*row) for row in zip(inputs_BT.split(1), targets_BT.split(1), strict=True)]
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
     return training, validation
 
 
-def shielded(loss: LossFunction) -> LossFunction:
+def shielded(function: Callable[..., Any]) -> Callable[..., Any]:
     """Keeps Ctrl-C and a scheduler's signal, which reach a whole process group, from the compilers
     that a call starts: one that ends so leaves an empty library in torch's cache, and every later
     run would fail on it. A stop is requested after the call.
     """
 
-    def shielded_loss(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    def call_shielded(inputs_BT: Tensor, targets_BT: Tensor) -> Any:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
-            return loss(inputs_BT, targets_BT)
+            return function(inputs_BT, targets_BT)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    return shielded_loss
+    return call_shielded
 
 
-def sampled_loss(loss: LossFunction, tokens: TokenArray, *, config: Config, step: int) -> float:
-    """Computes the mean loss in nats over eval.batches random B x L batches."""
-    total: Any = 0.0  # a tensor on the device, for which nothing waits
+def sampled_means(
+    validation: ValidationFunction, tokens: TokenArray, *, config: Config, step: int
+) -> dict[str, float]:
+    """Computes the means over eval.batches random B x L batches, by metric (val/loss_nats)."""
+    totals: dict[str, Any] = defaultdict(float)  # tensors on the device, for which nothing waits
     for index in range(config.eval.batches):
         batch = sample_batch(tokens, config=config, step=step, purpose=f"validation/{index}")
-        total += loss(*batch).double().mean()
-    return float(total) / config.eval.batches
+        for key, mean_B in validation(*batch).items():
+            totals[f"val/{key}"] += mean_B.double().mean()
+    return {metric: float(total) / config.eval.batches for metric, total in totals.items()}
 
 
-def full_loss(
-    loss: LossFunction, tokens: TokenArray, *, config: Config, max_tokens: int | None = None
-) -> tuple[float, int]:
-    """Computes the mean loss in nats over the split, and how many targets it averages.
+def full_means(
+    validation: ValidationFunction,
+    tokens: TokenArray,
+    *,
+    name: str,
+    config: Config,
+    max_tokens: int,
+    may_end: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """Computes the means over the split by metric (<name>/loss_nats), and in <name>/tokens how many
+    targets they average.
 
-    max_tokens (default eval.full_tokens) selects an evenly spaced subset of windows; 0 is the whole
-    split.
+    max_tokens selects an evenly spaced subset of windows; 0 is the whole split. `may_end` is called
+    before each batch: the pass can take minutes.
     """
-    total: Any = 0.0
+    totals: dict[str, Any] = defaultdict(float)
     count = 0
     windows = full_pass(
         tokens,
         seq_len=config.train.seq_len,
         batch_size=full_batch_size(config),
-        max_tokens=config.eval.full_tokens if max_tokens is None else max_tokens,
+        max_tokens=max_tokens,
     )
     for number, (inputs_BT, targets_BT) in enumerate(windows, 1):
-        # By targets, not by windows: the last one of a split may be shorter.
-        total += loss(inputs_BT, targets_BT).double().sum() * targets_BT.shape[1]
+        may_end()
+        for key, mean_B in validation(inputs_BT, targets_BT).items():
+            # By targets, not by windows: the last one of a split may be shorter.
+            totals[f"{name}/{key}"] += mean_B.double().sum() * targets_BT.shape[1]
         count += targets_BT.numel()
         if inputs_BT.is_cpu and number % 4 == 0:
             return_freed_memory()
-    return float(total) / count, count
+    means = {metric: float(total) / count for metric, total in totals.items()}
+    return {**means, f"{name}/tokens": count}
 
 
 def full_batch_size(config: Config) -> int:

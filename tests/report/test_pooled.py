@@ -48,7 +48,8 @@ SIZE = {"config.train.max_steps": 3200}
 
 
 def runs(study="paper_row", **options):
-    place = {"dataset": "pg19", "row": "b2_l512_g09_s1000"} | options
+    """Seeds from 1 on, which `paper_row` and `medium` plan."""
+    place = {"dataset": "pg19", "row": "b2_l512_g09_s1000", "first_seed": 1} | options
     return losses(study=study, **place).assign(**SIZE)
 
 
@@ -59,7 +60,7 @@ def test_units_with_too_few_pairs_take_the_variance_of_all_pairs_of_their_group(
     table = together(
         runs(rope=[5.0, 5.0], crope=[5.1, 5.3]),
         runs(study="medium", rope=[5.0, 5.0], crope=[5.1, 5.5]),
-        runs(study="cost", dataset="ptb", row="base", rope=[5.0], crope=[5.25]),
+        runs(study="cost", dataset="ptb", row="base", first_seed=10, rope=[5.0], crope=[5.25]),
     )
     pool = Pool("pooled", "", [source(), source("medium"), source("cost")], ["medium"])
     found = pooled.units(table, pool)

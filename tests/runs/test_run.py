@@ -129,7 +129,7 @@ def test_a_run_that_another_process_trains_is_busy(run):
 
 def test_a_stopped_run_says_at_which_step_and_is_not_complete(run):
     """That it continues to the same bits is tested with its checkpoints."""
-    with during_step(7, stop):
+    with during_step(6, stop):
         outcome = execute(run)
     assert outcome.status == "stopped"
     assert outcome.signal == signal.SIGTERM

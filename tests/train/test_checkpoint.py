@@ -32,7 +32,7 @@ def whole(toy_data, step_clock, tmp_path):
 def broken(whole, tmp_path):
     """Stopped with checkpoints at 3, 6 and, on the way out, 8: the newest two are kept."""
     run = toy_run(tmp_path, *OVERRIDES)
-    with during_step(8, stop):
+    with during_step(7, stop):
         assert execute(run).status == "stopped"
     assert [path.name.split("-")[1] for path in checkpoints(run.path)] == ["8", "6"]
     return run
@@ -115,6 +115,19 @@ def test_a_checkpoint_that_memory_does_not_hold_is_kept(broken, whole):
     assert outcome.status == "failed"
     assert "out of memory" in outcome.text
     continues_to_the_same_bits(broken, whole, at=8)
+
+
+def test_a_checkpoint_of_an_earlier_version_has_fewer_options_of_the_optimiser(broken, whole):
+    real = torch.load
+
+    def load(*args, **options):
+        content = real(*args, **options)
+        for group in content["optimizer"]["param_groups"]:
+            del group["lr_factor"]
+        return content
+
+    with mock.patch("torch.load", load):
+        continues_to_the_same_bits(broken, whole, at=8)
 
 
 class Touch:

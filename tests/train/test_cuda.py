@@ -153,7 +153,7 @@ def whole(tmp_path_factory):
     ("action", "status", "word"),
     [
         (kill, "failed", "signal 9"),
-        (stop, "stopped", "step 7"),
+        (stop, "stopped", "step 8"),
         (exhaust_memory, "failed", "memory"),
     ],
 )

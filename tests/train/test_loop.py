@@ -191,11 +191,11 @@ def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_on_them(toy, mo
 
 
 def test_a_stop_within_a_full_pass_is_not_kept_waiting(toy, tmp_path, monkeypatch):
-    """Asked before the sampled validations of steps 0 and 4, the updates 0 to 5, and the third of
-    ten batches at step 6: no loss of it is computed.
+    """Asked at the start of steps 0 to 6, and before each of the ten batches at step 6: the third is
+    not read.
     """
     monkeypatch.setattr("crope.train.losses.FULL_BATCH_TOKENS", 32)
-    answers = iter([False] * 10 + [True])
+    answers = iter([False] * 9 + [True])
     with pytest.raises(Stopped, match="step 6"):
         toy("eval.full_tokens=0", stop_requested=lambda: next(answers))
     assert checkpoints(tmp_path)[0].name.startswith("checkpoint-6-")
@@ -208,7 +208,8 @@ def test_losses_have_the_precision_of_the_configuration(precision, tmp_path):
     model = build_model(config).eval()
     model.embedding.weight.data.mul_(40)
     with torch.no_grad():
-        found = [loss(*BATCH).mean().item() for loss in build_losses(model, config, CPU)]
+        training, validation = build_losses(model, config, CPU)
+        found = [training(*BATCH).item(), validation(*BATCH)["loss_nats"].mean().item()]
         exact = cross_entropy(model.double(), *BATCH).item()
     for nats in found:
         error = abs(nats / exact - 1)
@@ -282,7 +283,7 @@ def test_each_model_is_one_graph_through_the_kernel_of_torch(model, tmp_path, mo
         loss = training(*BATCH)
         loss.backward()
         with torch.no_grad():
-            found.append([loss.item(), *validation(*BATCH).tolist()])
+            found.append([loss.item(), *validation(*BATCH)["loss_nats"].tolist()])
     assert found[1] == pytest.approx(found[0], rel=1e-3)
 
 
@@ -303,7 +304,7 @@ def test_only_a_shorter_last_batch_is_read_eagerly(tmp_path, monkeypatch):
     _, validation = build_losses(build_model(config), config, CPU)
     for rows in (2, 3, 256):
         x_BT = torch.arange(16).expand(rows, 16)
-        assert validation(x_BT, x_BT).shape == (rows,)
+        assert validation(x_BT, x_BT)["loss_nats"].shape == (rows,)
     assert compiled == [2, 256]
 
 

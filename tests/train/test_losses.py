@@ -6,7 +6,7 @@ import torch
 from scipy.special import log_softmax
 
 from crope.config import Config, EvalConfig, TrainConfig
-from crope.train.losses import cross_entropy, full_loss, sampled_loss
+from crope.train.losses import cross_entropy, full_means, sampled_means
 
 CPU = torch.device("cpu")
 TOKENS = np.arange(400, dtype=np.uint16)
@@ -17,35 +17,37 @@ CONFIG = Config(
 
 
 def mean_target(inputs_BT, targets_BT):
-    """A loss known by hand: a target costs its own value. By window."""
-    return targets_BT.float().mean(dim=-1)
+    """Two quantities known by hand, by window: a target costs its own value, or twice that."""
+    mean_B = targets_BT.float().mean(dim=-1)
+    return {"loss_nats": mean_B, "twice": 2 * mean_B}
 
 
 @pytest.mark.parametrize("at_once", [4, 12, 4096])
-def test_full_loss_does_not_depend_on_batching(at_once, monkeypatch):
+def test_full_means_do_not_depend_on_batching(at_once, monkeypatch):
     """Targets 1 to 398, mean 199.5, in 99 windows and a rest of 2; 2, 3 or 1,024 windows at once."""
     monkeypatch.setattr("crope.train.losses.FULL_BATCH_TOKENS", at_once)
-    mean, count = full_loss(mean_target, TOKENS[:399], config=CONFIG)
-    assert mean == pytest.approx(199.5, rel=1e-6)
-    assert count == 398
+    found = full_means(mean_target, TOKENS[:399], name="val_full", config=CONFIG, max_tokens=0)
+    expected = {"val_full/loss_nats": 199.5, "val_full/twice": 399, "val_full/tokens": 398}
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_full_loss_of_a_subset():
+def test_full_means_of_a_subset():
     """400 tokens hold 99 windows of 4. Two of them: targets 1-4 and 393-396."""
-    found = full_loss(mean_target, TOKENS, config=CONFIG, max_tokens=8)
-    assert found == (198.5, 8)
+    found = full_means(mean_target, TOKENS, name="val_full", config=CONFIG, max_tokens=8)
+    assert found == {"val_full/loss_nats": 198.5, "val_full/twice": 397, "val_full/tokens": 8}
 
 
-def test_sampled_loss_is_the_mean_over_distinct_batches():
+def test_sampled_means_are_those_over_distinct_batches():
     seen = []
 
     def loss(inputs_BT, targets_BT):
-        window_nats = mean_target(inputs_BT, targets_BT)
-        seen.append(tuple(window_nats.tolist()))
-        return window_nats
+        means = mean_target(inputs_BT, targets_BT)
+        seen.append(tuple(means["loss_nats"].tolist()))
+        return means
 
-    found = sampled_loss(loss, TOKENS, config=CONFIG, step=20)
-    assert found == pytest.approx(np.mean(seen), rel=1e-12)
+    found = sampled_means(loss, TOKENS, config=CONFIG, step=20)
+    mean = np.mean(seen)
+    assert found == pytest.approx({"val/loss_nats": mean, "val/twice": 2 * mean}, rel=1e-12)
     assert len(set(seen)) == len(seen) == 5
 
 
