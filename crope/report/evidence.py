@@ -236,7 +236,9 @@ def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     """
     models = [model for model, _ in contrast.terms]
     runs = of_grid(runs, contrast)
-    if whole_seeds(runs, contrast) < len(planned_runs(contrast)):  # else rates differ in their seeds
+    if whole_seeds(runs, contrast) < len(
+        planned_runs(contrast)
+    ):  # else rates differ in their seeds
         return runs[:0]
     means = runs.groupby(["model", "dataset", "setting"])["loss"].mean()
     chosen = means.groupby(["model", "dataset"]).idxmin().to_list()
