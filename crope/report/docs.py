@@ -1,4 +1,4 @@
-"""README.md and docs/results.md, made from the published sets and docs/findings.yaml alone."""
+"""README.md, docs/results.md and docs/models.md, made from the published sets and docs/findings.yaml alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from crope.config import PUBLISHED, ROOT
 from crope.data.ngrams import ORDERS
 from crope.files import write_bytes, write_text
 from crope.plan.study import planned_seeds
-from crope.report import agreement, losses, page, tables
+from crope.report import agreement, losses, models, page, tables
 from crope.report.evidence import estimate, holm, load_contrasts, subjects
 from crope.report.findings import findings, reading
 from crope.report.frame import dataset_label, load_runs
@@ -26,6 +26,7 @@ from crope.style import render
 DOCS = {
     ROOT / "README.md": ROOT / "docs" / "README.md.j2",
     ROOT / "docs" / "results.md": ROOT / "docs" / "results.md.j2",
+    ROOT / "docs" / "models.md": ROOT / "docs" / "models.md.j2",
 }
 PLANNED_AT_99 = ("P1", "P2", "P3", "P4", "P5")  # whose plans asked for intervals of 99 %
 # Widths of models that people train: D, of keys (or values), of the feed-forward layer with its matrices.
@@ -37,17 +38,19 @@ ARCHITECTURES = {
 
 
 def update_readme() -> None:
-    """Writes README.md, docs/results.md and their pictures from the published sets alone."""
+    """Writes README.md, pages of docs/ and their pictures from the published sets alone."""
     report = page.collect(load_runs(results_dir=PUBLISHED / "none"))
     texts = render_docs(report)
-    for name, figure in page.draw_published(report.published).items():
+    pictures = page.draw_published(report.published)
+    pictures["schemes"] = models.draw_schemes(report.published.lines)
+    for name, figure in pictures.items():
         write_bytes(PUBLISHED / f"{name}.png", render(figure, "png"))
     for target, text in texts.items():
         write_text(target, text)
 
 
 def render_docs(report: page.Report) -> dict[Path, str]:
-    """Fills the templates of README.md and docs/results.md: file -> text.
+    """Fills the templates of README.md and pages of docs/: file -> text.
 
     Raises UserError for a sentence of docs/findings.yaml whose answer has changed.
     """
@@ -77,6 +80,7 @@ def render_docs(report: page.Report) -> dict[Path, str]:
         "unfinished": unfinished(report.published),
         "pooled": pooled_table(report.published.stated),
         "costs": costs_table(published),
+        "models": models.models_table(published, report.published.joined),
         "passes": passes(report.runs.published),
         "twice": f"{correlation_of_repeats(report.published.lines):.2f}".replace("-", tables.MINUS),
         "ngrams": ngram_table(ngrams),

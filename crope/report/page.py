@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from crope.errors import InvalidRecord, UserError, log_line, one_line
 from crope.files import write_bytes, write_text
 from crope.plan.study import STAND_IN, TABLES, Cell, expected_cells, table_cells
-from crope.report import agreement, figures, losses, tables
+from crope.report import agreement, compare, figures, losses, tables
 from crope.report.evidence import answers, load_contrasts, subjects
 from crope.report.findings import Findings, findings
 from crope.report.frame import (
@@ -234,6 +234,7 @@ def draw_published(published: Results) -> dict[str, Figure]:
     rates = rate_lines(joined)
     if len(rates):
         drawn["rates"] = figures.rates(rates)
+        drawn["curves"] = compare.rate_curves(joined)
     overall = lines.query("dataset == ''").dropna(subset="mean")
     models = overall.assign(model=overall["name"].map(beside_rope())).dropna(subset="model")
     if len(models):
