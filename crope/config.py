@@ -117,6 +117,8 @@ class DataConfig:
     corpus: str = MISSING
     hub: HubConfig | None = None
     books: int | None = None  # of PG-19's training split, the first in reading order
+    # Of <corpus>.txt, cut from its end at a line break; None: validation is a file of its own.
+    validation_share: float | None = None
 
 
 @dataclass

@@ -2,9 +2,10 @@
 
 A corpus has two splits, train and validation; test splits are never read. A file `<corpus>/...` is
 read from `data_dir`, else from RAW_DIR, where fetched files are kept. Files with a line in
-data/checksums.txt are pinned: other content is refused. Other corpora are the user's own,
-`<name>/train.txt` and `<name>/valid.txt`, or fetched as the section `hub` of conf/data/<name>.yaml
-says, into a folder named with a hash of that section.
+data/checksums.txt are pinned: other content is refused. Other corpora are the user's own, either
+`<name>/train.txt` and `<name>/valid.txt` or one file, `<name>.txt`, with a `validation_share`; or
+they are fetched as the section `hub` of conf/data/<name>.yaml says, into a folder named with a hash
+of that section.
 """
 
 import re
@@ -38,6 +39,7 @@ class Corpus:
     pinned     sha256 of those files that have a checksum, by path
     hub        where the text is fetched from
     data_dir   the user's folder of texts
+    share      of the one file, that is cut from its end as validation; None of two files
     """
 
     name: str
@@ -45,6 +47,7 @@ class Corpus:
     pinned: Mapping[str, str]
     hub: HubConfig | None
     data_dir: Path
+    share: float | None = None
 
     @property
     def is_pinned(self) -> bool:
@@ -53,9 +56,11 @@ class Corpus:
 
     @property
     def source(self) -> dict[str, Any] | None:
-        """Returns where a corpus without checksums is fetched from; None if it is pinned or the
-        user's own.
+        """Returns where a corpus without checksums is fetched from or how its file is split; None
+        if it is pinned or two files of the user's own.
         """
+        if self.share:
+            return {"validation_share": self.share}
         return asdict(self.hub) if self.hub and not self.is_pinned else None
 
     def check_source(self, recorded: dict[str, Any] | None, what: str) -> None:
@@ -105,6 +110,10 @@ class Corpus:
         """
         if self.name == "tiny":
             return {split: [write_split(split)] for split in SPLITS}
+        if self.share:
+            text = self._read(self.files["train"][0])
+            cut = text.rfind("\n", 0, round(len(text) * (1 - self.share))) + 1
+            return {"train": [text[:cut]], "validation": [text[cut:]]}
         return {split: list(map(self._read, files)) for split, files in self.files.items()}
 
     @cached_property
@@ -195,8 +204,10 @@ def find_corpus(name: str, data_dir: Path) -> Corpus:
         if data.hub and f"{name}/train.txt" not in checksums:
             folder = f"{name}-{json_sha256(asdict(data.hub))[:8]}"
         files = {"train": [f"{folder}/train.txt"], "validation": [f"{folder}/valid.txt"]}
+        if data.validation_share:
+            files = {split: [f"{name}.txt"] for split in SPLITS}
     pinned = {path: checksums[path] for path in chain(*files.values()) if path in checksums}
-    return Corpus(name, files, pinned, data.hub, data_dir)
+    return Corpus(name, files, pinned, data.hub, data_dir, data.validation_share)
 
 
 def canonical(corpus: str, text: str) -> str:

@@ -136,6 +136,7 @@ def describe(run: Run, device_kind: str) -> dict[str, Any]:
         "cell_key": cell_key(run.container),
         "numerics_version": numerics_version(asdict(run.config.model)),
         "code": code_digests(),
+        "validation_share": run.config.data.validation_share,
     }
 
 
