@@ -60,22 +60,44 @@ def own_and_published(runs: Runs) -> pd.DataFrame:
     return pairs.sort_values("distance").drop_duplicates(EXECUTION)
 
 
+def of_tables(runs: Runs) -> pd.DataFrame:
+    """Selects of `own_and_published` the runs of Tables 1 and 2, with `bound` (how far published
+    repeats on the corpus lie apart; infinite without any) and `agrees`.
+    """
+    pairs = own_and_published(runs)
+    pairs = pairs[(pairs["scale"] == runs.scale) & pairs["row"].isin(paper.ROW_LABELS)]
+    again = repeats(runs.published).query("scale == @runs.scale")
+    bounds = again.groupby("dataset")["largest"].max()
+    bound = pairs["dataset"].map(bounds).fillna(np.inf)
+    return pairs.assign(bound=bound, agrees=pairs["distance"] <= bound)
+
+
+def card(runs: Runs) -> str:
+    """Says in a line how many of the user's runs agree, and how they were made; empty without."""
+    pairs = of_tables(runs)
+    if pairs.empty:
+        return ""
+    devices = ", ".join(sorted(set(pairs["provenance.device"].dropna())))
+    commits = ", ".join(sorted({str(commit)[:8] for commit in pairs["provenance.commit"].dropna()}))
+    hours = pairs["time.total_s"].astype(float).sum() / 3600
+    return (
+        f"{pairs['agrees'].sum()} of {len(pairs)} runs agree with the nearest published ones, at most"
+        f" {pairs['distance'].max():.3f} apart. Machine: {devices}; commit: {commits}; {hours:.1f}"
+        " hours of runs."
+    )
+
+
 def verdict(runs: Runs) -> list[str]:
     """Says per corpus how the user's runs of Tables 1 and 2 agree with the published ones, and what
     RoPE's loss in the first row is beside other numbers.
     """
-    pairs = own_and_published(runs)
-    pairs = pairs[(pairs["scale"] == runs.scale) & pairs["row"].isin(paper.ROW_LABELS)]
-    again = repeats(runs.published)
-    bounds = again[again["scale"] == runs.scale].groupby("dataset")["largest"].max()
     text = []
-    for dataset, of_dataset in pairs.groupby("dataset"):
-        bound = bounds.get(dataset, np.inf)
-        agree = (of_dataset["distance"] <= bound).sum()
+    for dataset, of_dataset in of_tables(runs).groupby("dataset"):
+        bound = of_dataset["bound"].iloc[0]
         known = f" (repeated runs: {bound:.3f})" if np.isfinite(bound) else ""
         text.append(
-            f"{dataset_label(str(dataset))}: {agree} of {len(of_dataset)} runs agree with the"
-            f" published ones: at most {of_dataset['distance'].max():.3f} apart{known}"
+            f"{dataset_label(str(dataset))}: {of_dataset['agrees'].sum()} of {len(of_dataset)} runs"
+            f" agree with the published ones: at most {of_dataset['distance'].max():.3f} apart{known}"
         )
         rope = of_dataset[(of_dataset["model"] == "rope") & (of_dataset["row"] == "base")]
         for run in rope.sort_values("seed").head(1).to_dict("records"):

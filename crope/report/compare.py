@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from crope.errors import UserError
 from crope.files import write_bytes
-from crope.report.evidence import estimate
+from crope.report.evidence import PLACE, estimate, load_contrasts, term_label, term_runs
 from crope.report.frame import COMPARED, load_curves, load_frame
-from crope.report.tables import MINUS, interval_text
-from crope.style import COLOURS, MUTED, new_figure, render
+from crope.report.tables import MINUS, interval_text, place
+from crope.style import MUTED, new_figure, render
 
 LOSS = "val/loss_nats"  # of the sampled validation
 PART = 10  # a point of a curve is the mean over so large a part of the run around it: a tenth
 RATES = (0.0005, 0.002, 0.008)  # of the published picture
-PALETTE = list(COLOURS.values())  # so many lines can be told apart
+PALETTE = [colormaps["Dark2"](place) for place in range(8)]  # no model's: these are differences
 HOW = "Mean over a tenth of the run; band: 95 % over seeds, at each step by itself"
 NAMED = ["record_set", "data", "ablation", "scale", "precision"]  # keys of a place
 
@@ -48,8 +49,8 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
         text += sorted({*pairs["code"], *pairs["code_base"]} - {""})
         varied = [key for key in same if pairs[key].nunique() > 1]
         for _, part in pairs.groupby(varied or ["scale"]):
-            place = [f"{key}={part[key].iloc[0]}" for key in varied]
-            label = ", ".join([name, *place])
+            where = [f"{key}={part[key].iloc[0]}" for key in varied]
+            label = ", ".join([name, *where])
             curve = difference_curves(frame.loc[part["index"]], frame.loc[part["index_base"]])
             curves[label] = curve
             text += [label, _final(part), _along(curve)]
@@ -145,6 +146,28 @@ def draw_differences(curves: Mapping[str, pd.DataFrame]) -> Figure:
     axis.set(xlabel="step", ylabel="difference, nats per token", title=HOW)
     figure.legend(loc="outside lower left")
     return figure
+
+
+def study_curves(joined: pd.DataFrame, study: str) -> dict[str, pd.DataFrame]:
+    """Computes the curves of a study's own contrasts (without any: each model minus the first), by
+    label: one for each corpus, row and setting.
+    """
+    runs = joined[joined["study"] == study]
+    models = list(runs["model"].unique())
+    asked = [one for one in load_contrasts().values() if one.studies == (study,) and one.seconds]
+    pairs = [(one.first, one.seconds[0]) for one in asked if len(one.seconds) == 1]
+    curves = {}
+    for first, second in dict.fromkeys(pairs) or [
+        ((name, ""), (models[0], "")) for name in models[1:]
+    ]:
+        base = term_runs(runs, second).groupby(PLACE[1:4])
+        for where, of_place in term_runs(runs, first).groupby(PLACE[1:4], sort=False):
+            if where in base.groups:
+                label = f"{term_label(*first)} {MINUS} {term_label(*second)}"
+                labels = [label, place(of_place.iloc[0].to_dict())]
+                curve = difference_curves(of_place, base.get_group(where))
+                curves["; ".join(filter(None, labels))] = curve
+    return curves
 
 
 def rate_curves(published: pd.DataFrame) -> Figure:

@@ -211,14 +211,21 @@ def _places(runs: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
 
 
 def of_term(runs: pd.DataFrame, contrast: Contrast, term: Term) -> pd.DataFrame:
-    """Selects the runs of one term; a term's own setting is blanked, as other terms have theirs."""
-    model, setting = term
+    """Selects the runs of one term of a contrast."""
     chosen = runs[runs["study"].isin(contrast.studies)]
     if contrast.at:
         chosen = chosen[chosen["setting"].isin(contrast.at)]
     if contrast.best:
         chosen = at_best(chosen, contrast)
-    chosen = chosen[chosen["model"] == model]
+    return term_runs(chosen, term)
+
+
+def term_runs(runs: pd.DataFrame, term: Term) -> pd.DataFrame:
+    """Selects a model's runs, at the term's setting if it has one; the column `setting` is then
+    cleared, so that both sides can be paired.
+    """
+    model, setting = term
+    chosen = runs[runs["model"] == model]
     return chosen[chosen["setting"] == setting].assign(setting="") if setting else chosen
 
 

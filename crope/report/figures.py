@@ -26,6 +26,7 @@ DRAWN_LAST = "crope"  # over RoPE, whose line it nearly covers; its dashes let R
 NATS = "nats per token"
 BESIDE = 1.08  # a second corpus at one rate is drawn at this multiple of it
 PAPER_RATE = 1e-3  # Sec. 5.3
+STROKES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))  # of one model's runs
 CORPUS_STYLES = (("#123f7c", "o"), ("#c44c10", "D"))  # colour and marker of each corpus
 PAPER, BAND = "#b3261e", "#f7e3d8"  # the paper's differences; the interval of all settings
 FOREST_RANGE = (-0.05, 0.08)  # nats per token; one interval is wider
@@ -95,29 +96,32 @@ def over_seeds(curves: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
-    """Draws the validation loss of single runs, a panel per dataset and a colour for runs that
-    differ in the seed only: markers are losses of the whole split or its fixed part, lines the
-    sampled ones.
+    """Draws the validation loss of single runs: a panel per dataset, a colour per model, a stroke for
+    its runs that differ in the seed only. Markers are losses of the whole split or its fixed part,
+    lines the sampled ones.
 
     curves   of `load_curves(runs)`
     """
     datasets = sorted(runs["dataset"].unique())
     figure = new_figure(1.5 + 4 * len(datasets), 4.5)
     axes = dict(zip(datasets, figure.subplots(1, len(datasets), squeeze=False)[0], strict=True))
-    labels: dict[str, Any] = {}  # -> colour
+    others = [model for model in sorted(runs["model"].unique()) if model not in COLOURS]
+    colours: dict[str, Any] = dict(COLOURS)
+    colours |= {model: colormaps["Dark2"](place) for place, model in enumerate(others)}
+    labels: dict[str, dict[str, int]] = {}  # by model: label -> its place in STROKES
     handles = []
     keys = curves.columns.intersection(["folder", "run_id"])  # two sets may have one run
     for run in runs.sort_values("run_id").to_dict("records"):
         of_run = curves[(curves[keys] == [run[key] for key in keys]).all(axis=1)].set_index("step")
         label = " ".join([run["run_id"].rpartition("-s")[0], *run["settings"]])
-        first = label not in labels
-        place = len(labels)  # ten colours, then their light tints
-        colour = labels.setdefault(label, colormaps["tab20"](2 * place % 20 + place // 10))
+        of_model = labels.setdefault(run["model"], {})
+        first = label not in of_model
+        line, marker = STROKES[of_model.setdefault(label, len(of_model)) % len(STROKES)]
+        style: dict[str, Any] = {"color": colours[run["model"]], "markersize": 4}
         axis = axes[run["dataset"]]
-        axis.plot(of_run[CURVES["validation"]].dropna(), color=colour, linewidth=0.7)
-        style: dict[str, Any] = {"color": colour, "marker": "o", "linestyle": ""}
-        (line,) = axis.plot(of_run[FULL].dropna(), label=label, **style)
-        handles += [line] if first else []
+        axis.plot(of_run[CURVES["validation"]].dropna(), line, linewidth=0.7, **style)
+        (drawn,) = axis.plot(of_run[FULL].dropna(), marker, label=label, **style)
+        handles += [drawn] if first else []
     for dataset, axis in axes.items():
         axis.set(title=dataset_label(dataset), xlabel="step")
         losses = curves[curves["dataset"] == dataset].dropna(subset=CURVES["validation"])
@@ -179,7 +183,7 @@ def forest(units: pd.DataFrame, pooled: pd.DataFrame, best: pd.DataFrame) -> Fig
             corners = [line["low"], line["mean"], line["high"], line["mean"]]
             axis.fill(corners, [at, at - 0.4, at, at + 0.4], color=_colour("crope"), gid="pool")
             axis.get_yticklabels()[at].set_color(_colour("crope"))
-    axis.set(xlim=FOREST_RANGE, ylim=(len(lines) - 0.4, -0.6))
+    axis.set(xlim=FOREST_RANGE, ylim=(len(lines) - 0.4, -0.6), xticks=[-0.04, 0, 0.04, 0.08])
     figure.supxlabel(f"CRoPE − RoPE, {NATS}; right of 0 CRoPE is worse", fontsize="medium")
     axis.tick_params(axis="y", length=0)
     axis.grid(False, axis="y")

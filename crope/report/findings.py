@@ -48,7 +48,7 @@ SHOWN: dict[str, Callable[[Mapping[Any, Any]], str]] = {
 
 @dataclass(frozen=True)
 class Findings:
-    """What docs/findings.yaml says, with its numbers."""
+    """What docs/findings.yaml says, with its numbers; sentences of `readme` have links of the README."""
 
     answer: str
     below: str

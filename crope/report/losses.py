@@ -94,6 +94,23 @@ class LossTable:
         header = [first, "", *map(model_label, self.models), f"CRoPE {MINUS} RoPE"]
         return pd.DataFrame(printed, columns=header)
 
+    @property
+    def marks(self) -> list[list[str]]:
+        """Gives a word per cell of `frame` for the page: corpus (the first line of a row), best (the
+        lowest loss of a line), past (a final loss where an earlier one was lower).
+        """
+        places = [(line.dataset, line.row, line.protocol) for line in self.lines]
+        marks, before = [], None
+        for (dataset, row, protocol), line in zip(places, self.lines, strict=True):
+            first = "corpus" * ((dataset, row) != before)
+            before = (dataset, row)
+            past = "past" * ((dataset, row, protocol.replace("full", "lowest")) in places)
+            past *= protocol.startswith("full")
+            known = line.by_model["mean"].reindex(self.models)
+            best = [past or "best" * bool(loss == known.min()) for loss in known]
+            marks.append([first, first, *best, first])
+        return marks
+
     def markdown(self) -> str:
         return Table(self.name, self.caption, self.frame).markdown()
 

@@ -3,10 +3,12 @@ same bytes.
 """
 
 import base64
+import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from textwrap import fill
@@ -106,7 +108,7 @@ class Report:
     losses   Tables 1 and 2
     studies  the tables of the user's other studies, which come first
     differences   of the user's studies, these and Tables 1 and 2
-    verdict  how the user's runs agree with the published ones
+    verdict  how the user's runs agree with the published ones, and `card` in one line
     """
 
     runs: Runs
@@ -118,6 +120,7 @@ class Report:
     studies: Sequence[Table]
     differences: pd.DataFrame
     verdict: Sequence[str]
+    card: str
 
 
 def results(runs: pd.DataFrame, cells: Sequence[Cell]) -> Results:
@@ -154,6 +157,7 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
         studies=[losses.study_table(name, own.joined) for name in with_runs],
         differences=own.differences_of(told),
         verdict=agreement.verdict(runs),
+        card=agreement.card(runs),
     )
 
 
@@ -196,7 +200,7 @@ def build_report(
     files = {f"{table.name}.csv": to_csv(table.numbers) for table in report.losses}
     files["differences.csv"] = difference_csv(report)
     files["runs.csv"] = source.to_csv(index=False, lineterminator="\n")
-    files["index.html"] = render_page(report, pictures, found)
+    files["index.html"] = render_page(report, pictures, found, out_dir)
     if "fig4" in pictures:
         write_bytes(out_dir / "fig4.png", render(pictures["fig4"], "png"))
     for name, content in files.items():  # the page is last: it links to the others
@@ -213,6 +217,11 @@ def draw(report: Report) -> dict[str, Figure]:
     if report.studies:
         of_studies = joined["study"].isin([table.name for table in report.studies])
         complete = report.runs.own[report.runs.own["run_id"].isin(joined.loc[of_studies, "run_id"])]
+    curves: dict[str, pd.DataFrame] = {}
+    for table in report.studies:
+        curves |= compare.study_curves(joined, table.name)
+    if curves:
+        drawn["differences"] = compare.draw_differences(curves)
     if len(complete):
         newest = complete.sort_values("finished_utc").tail(MOST_CURVES)
         drawn["own"] = figures.own_curves(load_curves(newest), newest)
@@ -261,12 +270,17 @@ def difference_csv(report: Report) -> str:
     return to_csv(pd.concat(parts).drop(columns="by_seed"))
 
 
-def render_page(report: Report, pictures: Mapping[str, Figure], found: Findings | None) -> str:
-    """Fills in page.html; text is escaped."""
+def render_page(
+    report: Report, pictures: Mapping[str, Figure], found: Findings | None, out_dir: Path
+) -> str:
+    """Fills in page.html for `out_dir`, from which it links to the runs' folders; text is escaped."""
     images = {}
     for name, figure in pictures.items():
         data = base64.b64encode(render(figure)).decode()
         images[name] = f"data:image/svg+xml;base64,{data}"
+    links = {}
+    for run in report.runs.of_scale.to_dict("records"):
+        links[run["run_id"]] = os.path.relpath(Path(run["folder"]) / run["run_id"], out_dir)
     caption = "Differences of your runs after the last step"
     public = tables.planned_lines(report.published.lines)
     context = {
@@ -276,8 +290,11 @@ def render_page(report: Report, pictures: Mapping[str, Figure], found: Findings 
         "notes": PROTOCOL_NOTES,
         "images": images,
         "own": tables.own_table(report.runs),
+        "links": links,
         "failed": failures(report.runs.of_scale),
-        "own_differences": tables.difference_table(report.differences, caption),
+        "own_differences": replace(
+            tables.difference_table(report.differences, caption), name="own_differences"
+        ),
         "differences": tables.difference_table(public, "Planned differences of the published runs"),
         "repeats": agreement.repeats_table(report.runs.published),
     }
@@ -301,6 +318,8 @@ def render_template(template: Path, context: Mapping[str, Any], *, autoescape: b
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
+    # The page has no Markdown: of links and code the text alone.
+    environment.filters["plain"] = lambda text: re.sub(r"\[(.*?)\]\(.*?\)|`", r"\1", str(text))
     return environment.from_string(template.read_text(encoding="utf-8")).render(**context)
 
 

@@ -2,7 +2,7 @@
 are printed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,12 @@ MINUS = "\N{MINUS SIGN}"
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text."""
+    """A table of text; `marks` has a word per cell for the page, as `LossTable.marks`."""
 
     name: str
     caption: str
     frame: pd.DataFrame
+    marks: Sequence[Sequence[str]] = ()
 
     def markdown(self) -> str:
         """Prints the caption and a pipe table."""
@@ -108,7 +109,9 @@ def own_table(runs: Runs) -> Table:
         if run["cell_key"] in ranges.index:
             low, high, count = ranges.loc[run["cell_key"]]
             beside = f"{low:.4f} to {high:.4f} ({count:.0f} runs)"
-        printed.append([run["run_id"], settings, loss, beside])
-    columns = ["Run", "Differs from the default", "Final loss", "Published"]
+        minutes = f"{run['time.total_s'] / 60:.1f}" if pd.notna(run["time.total_s"]) else ""
+        printed.append([run["run_id"], settings, loss, minutes, run["code"], beside])
+    columns = ["Run", "Differs from the default", "Final loss", "Minutes", "Code", "Published"]
     frame = pd.DataFrame(printed, columns=columns)
+    frame = frame.drop(columns=[name for name in ("Code", "Published") if not frame[name].any()])
     return Table("own", "Each of your runs, beside published ones of its cell", frame)
