@@ -68,7 +68,7 @@ def of_tables(runs: Runs) -> pd.DataFrame:
     pairs = pairs[(pairs["scale"] == runs.scale) & pairs["row"].isin(paper.ROW_LABELS)]
     again = repeats(runs.published).query("scale == @runs.scale")
     bounds = again.groupby("dataset")["largest"].max()
-    bound = pairs["dataset"].map(bounds).fillna(np.inf)
+    bound = pairs["dataset"].map(bounds).astype(float).fillna(np.inf)
     return pairs.assign(bound=bound, agrees=pairs["distance"] <= bound)
 
 

@@ -166,7 +166,8 @@ def study_curves(joined: pd.DataFrame, study: str) -> dict[str, pd.DataFrame]:
                 label = f"{term_label(*first)} {MINUS} {term_label(*second)}"
                 labels = [label, place(of_place.iloc[0].to_dict())]
                 curve = difference_curves(of_place, base.get_group(where))
-                curves["; ".join(filter(None, labels))] = curve
+                if len(curve):  # runs have a step in common
+                    curves["; ".join(filter(None, labels))] = curve
     return curves
 
 

@@ -131,7 +131,8 @@ def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
             _frame(axis, late.min(), late.max())
     axes[datasets[0]].set_ylabel(f"validation loss ({NATS})")
     # Both are given: matplotlib on its own leaves out a label that begins with "_".
-    figure.legend(handles, list(labels), loc="outside lower left", ncols=len(datasets))
+    names = [str(handle.get_label()) for handle in handles]
+    figure.legend(handles, names, loc="outside lower left", ncols=len(datasets))
     return figure
 
 

@@ -39,6 +39,7 @@ SHOWN: dict[str, Callable[[Mapping[Any, Any]], str]] = {
     "size": lambda line: f"{abs(line['mean']):.2g}",
     "cost": lambda line: interval_text(line, 3).replace("+", ""),  # of an interval above 0
     "listed": lambda line: re.sub(r" \((.*)\)", r", \1", interval_text(line, 3)),
+    "by": lambda line: SHOWN["listed"](line).replace("+", ""),  # of an interval above 0
     "n": lambda line: str(line["n"]),
     "units": lambda line: f"{line['units']:.0f}",
     "above": lambda line: f"{line['above']:.0f}",  # units with a mean above 0

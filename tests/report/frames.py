@@ -19,6 +19,8 @@ def runs(*, dataset="ptb", setting="", row="base", first_seed=0, vocabulary=4096
                 "run_id": f"{cell_key}-s{seed}",
                 "folder": "runs",
                 "status": "complete",
+                "code": "",
+                "time.total_s": 90.0,
                 "cell_key": cell_key,
                 "scale": "quick",
                 "model": model,

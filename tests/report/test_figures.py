@@ -134,11 +134,13 @@ def test_own_curves_have_a_line_of_sampled_and_markers_of_full_losses_for_each_r
     assert labels == ["crope-ptb-base", "rope-ptb-base"]
     assert drawn(figure, 0, labels[0])[0] == [[0, 9.6], [5, 6.6], [10, 5.6]]
     assert figure.axes[0].lines[0].get_xydata().round(9).tolist() == [[0, 9.1], [5, 6.1], [10, 5.1]]
+    assert to_hex(figure.axes[0].lines[0].get_color()) == COLOURS["crope"]
 
 
 def test_own_curves_of_two_sets_are_two_lines_and_every_name_is_in_the_legend():
     """Both sets have the run; matplotlib leaves out labels that begin with a line."""
-    names = {"run_id": "_mine-ptb-base-s0-0", "dataset": "ptb", "settings": [[], []]}
+    names = {"run_id": "_mine-ptb-base-s0-0", "model": "_mine", "dataset": "ptb"}
+    names |= {"settings": [[], []]}
     both = pd.DataFrame(names | {"folder": ["a", "b"]})
     steps = pd.DataFrame({"step": [0, 5], "val/loss_nats": [9.0, 6.0], "val_full/loss_nats": 6.5})
     figure = figures.own_curves(both.merge(steps, how="cross"), both)

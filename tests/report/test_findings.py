@@ -23,7 +23,8 @@ P1 = {
 SLOW = P1 | {"name": "base/crope - rope", "setting": "train.lr=1"}
 FAST = SLOW | {"setting": "train.lr=2", "dataset": "ptb", "mean": -0.1234, "low": -0.2}
 FILE = """
-answer: {says: "It costs {cost}, listed {listed}.", rests: {
+answer: {says: "It costs {cost}, listed {listed}, by {by}.", rests: {
+  by: {from: P1, is: above 0, show: by},
   cost: {from: P1, is: above 0, show: cost}, listed: {from: P1, is: above 0, show: listed}}}
 below: {says: "{above} of {units}, {n} pairs, tau {tau}.", rests: {
   above: {from: pooled, is: above 0, show: above}, units: {from: pooled, is: above 0, show: units},
@@ -57,7 +58,10 @@ def test_numbers_are_filled_in(found):
     (text,) = filled.readme
     of_p1 = "It costs +0.200 (+0.100 to +0.300)†, on a corpus 9"
     assert text == f"{of_p1}, at a large rate 0.12 or −0.123."
-    assert filled.answer == "It costs 0.200 (0.100 to 0.300), listed +0.200, +0.100 to +0.300."
+    assert (
+        filled.answer
+        == "It costs 0.200 (0.100 to 0.300), listed +0.200, +0.100 to +0.300, by 0.200, 0.100 to 0.300."
+    )
     assert filled.below == "3 of 4, 9 pairs, tau 0.007."
     assert filled.claims.frame.to_numpy().tolist() == [["none", "Refuted."]]
 

@@ -89,6 +89,15 @@ def test_a_run_that_ends_overfitted_shows_its_lowest_loss():
     assert lowest == ["", "lowest", "missing", "3.7500", "4.0000", f"+0.2500, {N}1"]
 
 
+def test_the_page_marks_the_lowest_loss_and_final_ones_after_it():
+    """Of RoPE 6.75 and CRoPE 6.5 the final ones lie past 3.75 and 4.0; the paper's CRoPE is lowest."""
+    shown = of_table1(rope=[6.75], crope=[6.5]).assign(**{"val_full.best_nats": [3.75, 4.0]})
+    paper, full, lowest, _ = table1(shown).marks
+    assert paper == ["corpus", "corpus", "", "", "best", "corpus"]
+    assert full == ["", "", "past", "past", "past", ""]
+    assert lowest == ["", "", "", "best", "", ""]
+
+
 def test_where_all_runs_are_of_tiny_its_lines_are_the_only_ones():
     """The paper has no line of it."""
     both = cell_frame(cells(study="table1") + cells(study="table1", dataset="tiny"))

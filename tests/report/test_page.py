@@ -1,5 +1,6 @@
 """The report as a user gets it: the page, its files and what is printed."""
 
+import os
 import re
 from pathlib import Path
 from unittest import mock
@@ -58,8 +59,9 @@ def built(monkeypatch, tmp_path):
     monkeypatch.setattr(page, "table_cells", table_cells)
     monkeypatch.setattr(page, "expected_cells", lambda scale: [])
     monkeypatch.setattr(page, "findings", lambda lines: FOUND)
-    curves = pd.DataFrame(columns=["run_id", "step", "dataset", "row", "model", *CURVES])
-    monkeypatch.setattr(page, "load_curves", lambda shown: curves)
+    curves = pd.DataFrame(columns=["run_id", "step", "dataset", "row", "model", "seed", *CURVES])
+    for module in (page, page.compare):
+        monkeypatch.setattr(module, "load_curves", lambda shown: curves)
     return call
 
 
@@ -67,8 +69,12 @@ def test_the_users_runs_are_in_the_tables_and_every_file(built, capsys):
     folder = built(own(rope=[5.0625], crope=[5.1875]))
     text = page_text(folder)
     assert "Tables 1 and 2 show 2 of your runs" in text
-    assert "<td>5.0625</td><td>5.1875</td><td>+0.1250 (1 of 3 seeds)</td>" in text
-    assert "<td>5.0625</td><td>5.0700 to 5.0700 (1 runs)</td>" in text
+    agree = "2 of 2 runs agree with the nearest published ones, at most 0.055 apart"
+    assert f'<p class="card">{agree}' in text
+    link = os.path.relpath("runs/rope-ptb-base-s0", folder)
+    assert f'<a href="{link}">rope-ptb-base-s0</a>' in text
+    assert '<td class="best">5.0625</td><td>5.1875</td><td>+0.1250 (1 of 3 seeds)</td>' in text
+    assert "<td>5.0625</td><td>1.5</td><td>5.0700 to 5.0700 (1 runs)</td>" in text
     assert '<p class="answer">Nearly.</p>' in text
     assert "<li><b>The rate</b> decides.</li>" in text
     assert "<td>Refuted.</td>" in text
@@ -98,7 +104,7 @@ def test_what_counts_for_nothing_is_listed_and_escaped(built, capsys):
 def test_without_own_runs_of_the_tables_the_published_ones_are(built, mine):
     text = page_text(built(mine))
     assert "Tables 1 and 2 show 2 published runs" in text
-    assert "<td>5.0700</td><td>5.1325</td>" in text
+    assert '<td class="best">5.0700</td><td>5.1325</td>' in text
 
 
 def test_a_sentence_whose_answer_has_changed_costs_no_report(built, monkeypatch, capsys):
@@ -122,7 +128,7 @@ def test_a_run_of_another_study_on_tiny_does_not_stand_in(built):
 def test_published_runs_of_the_papers_own_size_stand_below(built):
     large = runs(rope=[4.0, 6.0], crope=[4.5], setting="large").assign(record_set="gpu")
     text = page_text(built(own(rope=[5.0], crope=[5.25]), together(PUBLIC, large)))
-    assert "<td>full, paper&#39;s size</td><td>4.0000</td><td>4.5000</td>" in text
+    assert '<td>full, paper&#39;s size</td><td class="best">4.0000</td><td>4.5000</td>' in text
 
 
 def test_the_picture_of_all_models_has_those_beside_rope_over_all_corpora(monkeypatch):

@@ -32,10 +32,10 @@ def test_own_runs_stand_beside_published_ones_of_their_cell():
     """Published runs of other cells and stale ones are left out; settings are what differs."""
     stale = runs(rope=[0.5]).assign(status="stale")
     assert own_lines(together(runs(rope=[4.9, 5.5], crope=[1.0]), stale)) == [
-        ["rope-ptb-base-s0", "train.lr=0.5", "5.0000", "4.9000 to 5.5000 (2 runs)"]
+        ["rope-ptb-base-s0", "train.lr=0.5", "5.0000", "1.5", "4.9000 to 5.5000 (2 runs)"]
     ]
 
 
 def test_a_failed_run_has_no_loss():
-    """And none beside it where none is published."""
-    assert own_lines(status="failed")[0][2:] == ["failed", ""]
+    """And no column of published ones where none is."""
+    assert own_lines(status="failed")[0][2:] == ["failed", "1.5"]
