@@ -93,13 +93,15 @@ no padding token, no instruction tuning and no filter of any kind. The text of t
 def export_transformers(record: Record, out: Path) -> None:
     """Writes a run as a folder for `from_pretrained`: model, tokenizer, generation settings, card.
 
-    An earlier export in `out` is overwritten. Raises UserError if neither GPT-NeoX nor GPT-2 has
-    the model, if weights or tokenizer are missing, or if `out` holds something else.
+    An earlier export in `out` is replaced when all of the new one is written. Raises UserError if
+    neither GPT-NeoX nor GPT-2 has the model, if weights or tokenizer are missing, or if `out` holds
+    something else.
     """
     from transformers import GenerationConfig
 
-    found = out / "config.json"
-    if any(out.glob("*")) and not (found.is_file() and "crope_run" in found.read_text()):
+    found, new = out / "config.json", out / ".export"
+    earlier = new.is_dir() or (found.is_file() and "crope_run" in found.read_text())
+    if any(out.glob("*")) and not earlier:
         raise UserError(f"{out} is not empty and no earlier export; choose another folder")
     model, tokens = load_trained(record), load_run_tokens(record)
     exported = as_transformers(model)
@@ -107,16 +109,20 @@ def export_transformers(record: Record, out: Path) -> None:
     # Half of the context, so that a prompt may be as long: past the end GPT-2 has no positions.
     length = max(1, model.max_len // 2)
     exported.generation_config = GenerationConfig(do_sample=True, max_new_tokens=length)
-    exported.save_pretrained(out)
+    exported.save_pretrained(new)
     # The file itself: a tokenizer that transformers saves again may split text differently.
-    write_bytes(out / "tokenizer.json", (tokens.folder / "tokenizer.json").read_bytes())
+    write_bytes(new / "tokenizer.json", (tokens.folder / "tokenizer.json").read_bytes())
     tokenizer = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model.max_len,
         "clean_up_tokenization_spaces": False,  # True takes spaces before commas away
     }
-    write_json(out / "tokenizer_config.json", tokenizer)
-    write_text(out / "README.md", CARD.format(run=record))
+    write_json(new / "tokenizer_config.json", tokenizer)
+    write_text(new / "README.md", CARD.format(run=record))
+    found.unlink(missing_ok=True)  # first and last: without it nothing opens files of two runs
+    for file in sorted(new.iterdir(), key=lambda file: file.name == found.name):
+        file.replace(out / file.name)
+    new.rmdir()
 
 
 def architecture_of(config: ModelConfig) -> str:

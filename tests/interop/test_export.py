@@ -1,6 +1,7 @@
 """Export: read back with `transformers`, without code of this project; the outputs are the run's."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM, pipeline
 from crope.errors import UserError
 from crope.interop.export import architecture_of, as_transformers, export_transformers
 from crope.interop.generate import generate
-from tests.conftest import TOY_VOCAB, make_toy_tokens
+from tests.conftest import TOY_VOCAB, contents, make_toy_tokens
 from tests.model.oracles import CHOICES, assert_close, build, model_config, random_tokens, randomise
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -95,6 +96,24 @@ def test_the_card_states_the_run_and_its_losses(crope, opened):
         f"| commit | {crope.provenance['commit']}",
     ):
         assert fact in card
+
+
+def test_an_export_that_is_cut_off_is_no_model_of_two_runs(crope, tmp_path):
+    """A full disk leaves the earlier one; a kill between two renames none, until it is repeated."""
+    out, other = tmp_path / "out", train_toy(tmp_path, "model=rope")
+    export_transformers(crope, out)
+    first = contents(out, "[!.]*")
+    full = mock.patch("crope.interop.export.write_text", side_effect=OSError)
+    killed = mock.patch("pathlib.Path.replace", side_effect=OSError)
+    with full, pytest.raises(OSError):
+        export_transformers(other, out)
+    assert contents(out, "[!.]*") == first
+    with killed, pytest.raises(OSError):
+        export_transformers(other, out)
+    assert not (out / "config.json").exists()
+    export_transformers(other, out)
+    assert other.run_id in (out / "config.json").read_text()
+    assert contents(out).keys() == first.keys()
 
 
 # Refusals
