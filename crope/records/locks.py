@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fcntl import LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -21,8 +22,8 @@ def run_lock(path: Path) -> Iterator[None]:
     """
     file = lock_file(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    # A soft lock, in its place, would outlast a killed run.
-    lock = FileLock(file, timeout=0.1, fallback_to_soft=False)
+    # For every user of the folder. A soft lock, in its place, would outlast a killed run.
+    lock = FileLock(file, timeout=0.1, mode=0o666, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
@@ -37,11 +38,14 @@ def run_lock(path: Path) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Tells whether a process trains the run now; it may end or start a moment later."""
-    if not lock_file(path).exists():
-        return False
+    """Tells whether a process trains the run now; it may end or start a moment later.
+
+    Writes nothing. False also where that is unknown: the lock is another user's and may not be
+    read, or the file system has no locks.
+    """
     try:
-        with run_lock(path):
-            return False
-    except Timeout:
-        return True
+        with lock_file(path).open("rb") as file:
+            flock(file, LOCK_SH | LOCK_NB)  # a shared one needs no permission to write
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False

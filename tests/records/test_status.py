@@ -1,11 +1,12 @@
 """Status: what run folders say, and the same as text."""
 
 import json
+from unittest import mock
 
 import pytest
 import yaml
 
-from crope.records.locks import run_lock
+from crope.records.locks import lock_file, run_lock
 from crope.records.status import (
     DONE,
     FAILED,
@@ -74,6 +75,16 @@ def test_a_run_without_a_record_is_started_or_running(tmp_path):
     assert state_of(path) == RunState(STOPPED, 20)
     with run_lock(path):
         assert state_of(path) == RunState(RUNNING, 20)
+
+
+def test_a_lock_is_for_every_user_and_looked_at_without_writing(tmp_path):
+    """Where it may not be read nothing is known."""
+    path = start(toy_run(tmp_path))
+    with run_lock(path), mock.patch("os.open", side_effect=PermissionError):
+        assert lock_file(path).stat().st_mode & 0o666 == 0o666
+        assert state_of(path).status == RUNNING
+        with mock.patch("pathlib.Path.open", side_effect=PermissionError):
+            assert state_of(path).status == STOPPED
 
 
 def test_a_free_lock_means_nothing(tmp_path):
