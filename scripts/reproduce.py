@@ -38,6 +38,7 @@ def main() -> int:
 
     from crope.report.page import build_report
     from crope.runs.extrapolate import extrapolate_all
+    from crope.runs.provenance import say_unknown_commit
     from crope.runs.sweep import Plan, train_all, with_data
 
     plan = Plan(studies, scale, options.seeds, options.results_dir, options.overrides)
@@ -47,6 +48,7 @@ def main() -> int:
             log_line(
                 f"{study} is planned at scale {planned}: runs at {scale} enter none of its numbers"
             )
+    say_unknown_commit()
     beyond = asked_beyond()  # minutes a run, which no other number needs
     plan, problems = with_data(plan)
     problems += train_all(plan.runs())

@@ -40,11 +40,13 @@ ENDED: list[Path] = []  # folders of the runs of this process
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")
 def train(cfg: DictConfig) -> None:
     """Trains one run, in this process or in one that a Hydra launcher started."""
+    from crope.runs.provenance import say_unknown_commit
     from crope.runs.run import execute  # torch: a misspelt key must not wait for it
 
     register()
     try:
         run = build_run(cfg, HydraConfig.get().runtime.choices)
+        say_unknown_commit()
         outcome = execute(run)
         ENDED.append(run.path)
         if outcome.status == "failed":

@@ -10,7 +10,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
-from glob import escape, glob, has_magic
+from glob import escape, has_magic
 from math import inf
 from typing import Any
 from urllib.parse import urlsplit
@@ -119,24 +119,18 @@ def _locate(hub: HubConfig) -> list[Sequence[Any]]:
     root, patterns = hub.path, [hub.train, hub.validation]
     for pattern in patterns:
         format_of(pattern)  # refused before it is downloaded
+    names = patterns
     online = hub.revision and not constants.is_offline_mode()
-    names: list[str] = []
     at: Any = {"repo_type": "dataset", "revision": hub.revision}
     if online:
         # The one request with a time limit: what follows would wait for a silent hub for ever.
         limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
         at["revision"] = HfApi().dataset_info(root, revision=hub.revision, timeout=limit).sha
         names = HfApi().list_repo_files(root, **at)
-    elif not hub.revision:
-        names = glob("**", root_dir=root, recursive=True)
     elif any(map(has_magic, patterns)):
         names = [file.path for file in get_cached_repo_tree(root, **at)]
-    train, validation = (
-        list(filter(re.compile(glob_translate(pattern)).match, sorted(names)))
-        if has_magic(pattern)
-        else [pattern]
-        for pattern in patterns
-    )
+    matches = [re.compile(glob_translate(pattern)).match for pattern in patterns]
+    train, validation = (sorted(filter(match, names)) for match in matches)
     if not (train and validation):
         raise FileNotFoundError(f"no file {hub.train}, or none {hub.validation}")
     if set(train) & set(validation):

@@ -226,23 +226,17 @@ def _expand(
     _base(common)  # raises for a wrong option, which is no fault of the study
     try:
         expanded = list(zip(choices, compose_runs(choices, common), strict=True))
-        _check_distinct(expanded)
+        seen: dict[Any, Mapping[str, str]] = {}
+        for choice, run in expanded:
+            key = (cell_key(run.container), run.model, run.row)
+            if key in seen:  # its runs would count twice
+                raise ConfigError(
+                    f"{seen[key]} and {choice} are the same run; give each value once"
+                )
+            seen[key] = choice
     except ConfigError as error:
         raise ConfigError(f"conf/study/{study}.yaml: {error}") from error
     return expanded
-
-
-def _check_distinct(expanded: Iterable[tuple[Mapping[str, str], Run]]) -> None:
-    """Raises ConfigError for two choices with the same runs, which would count twice: a value that
-    is repeated, or written in two ways (1e-3 and 0.001).
-    """
-    seen: dict[Any, str] = {}
-    for choice, run in expanded:
-        text = ", ".join(f"{axis}={value}" for axis, value in choice.items())
-        key = (cell_key(run.container), run.model, run.row)
-        if key in seen:
-            raise ConfigError(f"[{seen[key]}] and [{text}] are the same run; give each value once")
-        seen[key] = text
 
 
 def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str]) -> list[Run]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ def collect(
         "data": data_meta,
         "started_utc": now_utc(),
     }
+
+
+@cache
+def say_unknown_commit() -> None:
+    """Prints, once, that runs made here cannot be published: better before they are trained."""
+    if _git_output(ROOT, "rev-parse", "HEAD") is None:
+        log_line("git does not tell the commit of this code; `publish` will refuse these runs")
 
 
 def is_dirty(root: Path) -> bool | None:

@@ -3,8 +3,8 @@
 import gc
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from filelock import Timeout
 
 from crope.data.corpora import find_corpus
 from crope.data.tokens import TokenSet, load_tokens
-from crope.errors import UserError, one_line, storage_error
+from crope.errors import UserError, log_line, one_line, storage_error
 from crope.files import (
     read_metrics,
     remove_temporary_files,
@@ -25,9 +25,10 @@ from crope.files import (
 from crope.model.gpt import GPT, count_parameters
 from crope.plan.compose import Run
 from crope.records.derive import derive
-from crope.records.locks import run_lock
+from crope.records.locks import lock_file, run_lock
 from crope.records.run_json import describe
 from crope.records.sources import code_digests, code_note
+from crope.records.status import STOPPED, state_of
 from crope.records.store import is_complete, read_described, read_record
 from crope.runs import provenance
 from crope.runs.load import WEIGHTS, build_model
@@ -57,8 +58,8 @@ class Outcome:
 
 
 def execute(run: Run) -> Outcome:
-    """Trains `run` and writes its record, unless it is complete or another process trains it. Both
-    are checked under the run's lock, which needs a writable folder.
+    """Trains `run` under its lock and writes its record, unless it is complete or another process
+    trains it.
 
     A training failure is recorded and returned, not raised. Raises UserError if configuration, data
     or folder does not allow the run (a complete one: if its text came from another source),
@@ -67,7 +68,9 @@ def execute(run: Run) -> Outcome:
     """
     config = run.config
     try:
-        with run_lock(run.path):
+        # A complete run is another user's, perhaps, whose folder may only be read.
+        skips = is_complete(run.path) and not config.runtime.again
+        with nullcontext() if skips else run_lock(run.path):
             if config.runtime.again and by_other_code(run.path):
                 _set_aside(run.path)
             if is_complete(run.path):
@@ -91,6 +94,9 @@ def execute(run: Run) -> Outcome:
     except Timeout:
         return Outcome(run.run_id, "busy", f"{run.run_id}: another process is training it")
     except OSError as error:
+        if isinstance(error, PermissionError) and lock_file(run.path).exists():
+            # Begun by another user, which says nothing of other runs.
+            raise UserError(f"{run.run_id}: {error}; ask its owner for permission") from error
         raise storage_error(error) from error
 
 
@@ -156,11 +162,27 @@ def _describe_attempt(run: Run, tokens: TokenSet) -> tuple[dict[str, Any], dict[
     if resumed:
         facts["resumed_from"] = provenance.earlier_attempts(file)
         described["code"] = read_described(run.path).get("code", {})  # which trained a part of it
+    else:
+        _name_other_precision(run)
     remove_temporary_files(run.path)
     write_json(run.path / "run.json", described)
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
     write_json(file, facts)
     return described, facts
+
+
+def _name_other_precision(run: Run) -> None:
+    """Prints which stopped run differs in the precision alone. `auto` takes it from the machine, so
+    that after a move the same command does not continue that run.
+    """
+    train = run.config.train
+    other = replace(train, precision="fp32" if train.precision == "bf16" else "bf16")
+    path = replace(run, config=replace(run.config, train=other)).path
+    if state_of(path).status == STOPPED:
+        log_line(
+            f"{path.name} was stopped and is not this run: here the precision is {train.precision};"
+            f" add train.precision={other.precision} to continue it"
+        )
 
 
 def _train(run: Run, model: GPT, tokens: TokenSet, tracker: Tracker, stop: Stop) -> dict[str, Any]:

@@ -48,6 +48,14 @@ def test_without_git_it_is_unknown(checkout):
     assert is_dirty(checkout / "crope") is None
 
 
+def test_it_is_said_once_that_the_commit_is_unknown(checkout, monkeypatch, capsys):
+    provenance.say_unknown_commit.__wrapped__()  # not from its cache
+    assert not capsys.readouterr().err
+    monkeypatch.setenv("PATH", "")  # no git
+    provenance.say_unknown_commit.__wrapped__()
+    assert "commit" in capsys.readouterr().err
+
+
 def test_facts_name_the_newest_commit(checkout):
     git(checkout, "commit", "-q", "--allow-empty", "-m", "second")
     (checkout / "crope/.gitignore").write_text("*\n")  # as a __pycache__ that git ignores

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from crope.errors import ConfigError, DataError, InvalidRecord, StorageError
+from crope.errors import ConfigError, DataError, InvalidRecord, StorageError, UserError
 from crope.files import read_json, sha256_file
 from crope.plan.identity import cell_key
 from crope.records.derive import derive
@@ -120,6 +120,34 @@ def test_a_corrupt_summary_is_neither_used_nor_overwritten(complete):
     with pytest.raises(InvalidRecord, match="remove"):
         execute(complete)
     assert file.read_text() == '{"status": "comp'
+
+
+def test_a_complete_run_is_skipped_in_a_folder_that_may_only_be_read(complete):
+    (complete.path.parents[1] / "locks").rename(complete.path / "no locks")
+    with mock.patch("pathlib.Path.mkdir", side_effect=OSError(errno.EROFS, "read-only")):
+        assert execute(complete).status == "skipped"
+
+
+def test_a_run_of_another_user_costs_no_other_run(run):
+    """Its lock is there, and may not be written to."""
+    with run_lock(run.path):
+        pass
+    with (
+        mock.patch("crope.records.locks.FileLock", side_effect=PermissionError),
+        raises_one_line(UserError, "owner") as caught,
+    ):
+        execute(run)
+    assert not isinstance(caught.value, StorageError)
+
+
+def test_a_run_that_was_stopped_at_another_precision_is_named(run, capsys):
+    other = toy_run(run.config.results_dir, "train.precision=bf16")
+    with during_step(7, stop):
+        execute(other)
+    execute(run)
+    assert f"{other.run_id} was stopped" in capsys.readouterr().err
+    execute(other)
+    assert "was stopped" not in capsys.readouterr().err
 
 
 def test_a_run_that_another_process_trains_is_busy(run):
