@@ -142,5 +142,7 @@ def _locate(hub: HubConfig) -> list[Sequence[Any]]:
         root = f"hf://datasets/{root}@{at['revision']}"
     elif hub.revision:
         root = snapshot_download(root, allow_patterns=[*map(escape, train + validation)], **at)
-    files = [[f"{root}/{name}" for name in names] for names in (train, validation)]
-    return [open_files(paths, compression="infer", expand=False) for paths in files]
+    return [
+        open_files([f"{root}/{name}" for name in names], compression="infer", expand=False)
+        for names in (train, validation)
+    ]

@@ -8,6 +8,7 @@ Shapes: D model width, H heads, K head width, T tokens.
 """
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,7 @@ def export_transformers(record: Record, out: Path) -> None:
     # Half of the context, so that a prompt may be as long: past the end GPT-2 has no positions.
     length = max(1, model.max_len // 2)
     exported.generation_config = GenerationConfig(do_sample=True, max_new_tokens=length)
+    shutil.rmtree(new, ignore_errors=True)  # of one that was cut off
     exported.save_pretrained(new)
     # The file itself: a tokenizer that transformers saves again may split text differently.
     write_bytes(new / "tokenizer.json", (tokens.folder / "tokenizer.json").read_bytes())

@@ -96,7 +96,7 @@ def execute(run: Run) -> Outcome:
     except OSError as error:
         if isinstance(error, PermissionError) and lock_file(run.path).exists():
             # Begun by another user, which says nothing of other runs.
-            raise UserError(f"{run.run_id}: {error}; ask its owner for permission") from error
+            raise UserError(f"{error}; ask its owner for permission") from error
         raise storage_error(error) from error
 
 
