@@ -109,8 +109,7 @@ def _locate(hub: HubConfig) -> list[Sequence[Any]]:
     """Finds the files of both splits: with max_bytes on the hub itself, otherwise in its cache
     after a download, without a revision in a local folder.
 
-    The patterns choose from the list of all files of the repository, which the cache has since a
-    download: single files in it may be a part of what a pattern means.
+    Patterns choose from the list of the repository's files, which the cache has since a download.
     """
     from fsspec import open_files
     from fsspec.utils import glob_translate
@@ -126,9 +125,12 @@ def _locate(hub: HubConfig) -> list[Sequence[Any]]:
         # The one request with a time limit: what follows would wait for a silent hub for ever.
         limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
         at["revision"] = HfApi().dataset_info(root, revision=hub.revision, timeout=limit).sha
-        names = HfApi().list_repo_files(root, **at)
-    elif any(map(has_magic, patterns)):
-        names = [file.path for file in get_cached_repo_tree(root, **at)]
+    if any(map(has_magic, patterns)):
+        # Not the files that lie in the cache: single ones may be a part of what a pattern means.
+        if online:
+            names = HfApi().list_repo_files(root, **at)
+        else:
+            names = [file.path for file in get_cached_repo_tree(root, **at)]
     matches = [re.compile(glob_translate(pattern)).match for pattern in patterns]
     train, validation = (sorted(filter(match, names)) for match in matches)
     if not (train and validation):

@@ -151,7 +151,7 @@ def _pairs(
         parts = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
         shares = [getattr(config, "partial_rotary_factor", None)]
         shares += [part.get("partial_rotary_factor") for part in parts]
-        share = min((share for share in shares if share is not None), default=1)
+        share = min(filter(None, shares), default=1)
         if share != 1:
             raise ValueError(
                 f"{path}: the model rotates only {share:.0%} of each head, which pairing='half' does"

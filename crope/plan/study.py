@@ -226,7 +226,7 @@ def _expand(
     _base(common)  # raises for a wrong option, which is no fault of the study
     try:
         expanded = list(zip(choices, compose_runs(choices, common), strict=True))
-        seen: dict[Any, Mapping[str, str]] = {}
+        seen: dict[Any, Any] = {}
         for choice, run in expanded:
             key = (cell_key(run.container), run.model, run.row)
             if key in seen:  # its runs would count twice

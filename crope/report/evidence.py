@@ -332,8 +332,8 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for (row, setting), part in by_seed.groupby(["row", "setting"], sort=False):
         corpora = plan.loc[plan["row"] == row, "corpora"].max()
-        indexed = part.set_index(["study", "seed"])
-        groups = dict(list(indexed.groupby("dataset", sort=False)["nats"]))
+        of_seed = part.set_index(["study", "seed"]).groupby("dataset", sort=False)
+        groups = dict(list(of_seed["nats"]))
         if corpora > 1 and contrast.studies[0] not in TABLES:
             groups = {"": _average(part, ["study", "seed"], corpora)} | groups
         for dataset, nats in groups.items():
