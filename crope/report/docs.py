@@ -165,7 +165,7 @@ def unfinished(published: page.Results) -> list[str]:
         contrast = contrasts[line["name"]]
         if contrast.date:
             study = contrast.studies[0]
-            lacking[study] = f"`{study}` ({line['n']} of {line['planned']})"
+            lacking[study] = f"`{study}` ({line['there']} of {line['planned']})"
     return list(lacking.values())
 
 

@@ -35,6 +35,7 @@ LINE = [
     "row",
     "setting",
     "planned",
+    "there",
     "complete",
     "n",
     "mean",
@@ -301,7 +302,7 @@ def estimate(
     by_seed: pd.Series, planned: Collection[Any] = (), level: float = LEVEL
 ) -> dict[str, Any]:
     """Computes n, mean, sample standard deviation and Student's interval; NaN for what these seeds
-    do not give. There is no interval before all planned seeds are there; n then counts those.
+    do not give. There is no interval before all planned seeds are there.
 
     by_seed   with what `planned` lists as its index: seeds, or studies and seeds
     """
@@ -312,8 +313,8 @@ def estimate(
     if n > 1 and np.isfinite(by_seed).all():
         std = by_seed.std()
         half = stdtrit(n - 1, (1 + level) / 2) * std / np.sqrt(n) if complete else np.nan
-    found = {"planned": len(planned), "complete": complete, "n": n if complete else len(there)}
-    return {**found, "mean": mean, "std": std, "low": mean - half, "high": mean + half}
+    plan = {"planned": len(planned), "there": len(there), "complete": complete}
+    return {**plan, "n": n, "mean": mean, "std": std, "low": mean - half, "high": mean + half}
 
 
 def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
@@ -340,12 +341,12 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
             where = {"name": contrast.name, "dataset": dataset, "row": row, "setting": setting}
             lines.append({**where, **estimate(nats, planned), "by_seed": nats})
     overall = [line for line in lines if not line["dataset"]] or lines
-    seeds = min((line["n"] for line in overall), default=0)
+    seeds = min((line["there"] for line in overall), default=0)
     if contrast.best:  # of every value, before there is a best one
         seeds = whole_seeds(plan, contrast)
     if contrast.date and seeds < len(planned):
         nowhere = {"name": contrast.name, "dataset": "", "row": "", "setting": ""}
-        lines = [{**nowhere, **estimate(by_seed["nats"][:0], planned), "n": seeds}]
+        lines = [{**nowhere, **estimate(by_seed["nats"][:0], planned), "there": seeds, "n": seeds}]
     return lines
 
 

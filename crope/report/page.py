@@ -267,7 +267,7 @@ def beside_rope() -> dict[str, str]:
 def difference_csv(report: Report) -> str:
     public = report.published.lines.query("complete")  # no plan is looked at before its end
     parts = [public.assign(runs="published"), report.own.answered.assign(runs="yours")]
-    return to_csv(pd.concat(parts).drop(columns="by_seed"))
+    return to_csv(pd.concat(parts).drop(columns=["by_seed", "there"]))
 
 
 def render_page(

@@ -31,7 +31,7 @@ from crope.report.evidence import (
 )
 from crope.report.frame import dataset_label
 
-ESTIMATED = ["n", "planned", "complete", "mean", "std", "low", "high", "by_seed"]
+ESTIMATED = ["n", "planned", "there", "complete", "mean", "std", "low", "high", "by_seed"]
 UNIT = ["group", "label", "study", "dataset", "row", "one_variance", "of_paper", *ESTIMATED]
 
 

@@ -48,10 +48,10 @@ def signed(value: float, decimals: int = 4) -> str:
 def interval_text(line: Mapping[Any, Any], decimals: int = 4) -> str:
     """Prints `+0.0085 (+0.0026 to +0.0145)`, or how many of the planned seeds are there."""
     if pd.isna(line["mean"]):
-        return f"{line['n']} of {line['planned']} seeds"
+        return f"{line['there']} of {line['planned']} seeds"
     mean = signed(line["mean"], decimals)
     if not line["complete"]:
-        return f"{mean} ({line['n']} of {line['planned']} seeds)"
+        return f"{mean} ({line['there']} of {line['planned']} seeds)"
     if np.isnan(line["low"]):
         return mean
     return f"{mean} ({signed(line['low'], decimals)} to {signed(line['high'], decimals)})"

@@ -60,6 +60,6 @@ def test_step_times_are_compared_within_a_set_and_row():
 
 def test_studies_that_lack_seeds_are_listed_and_planned_ones_without_a_run():
     """`cost` has 10 planned seeds of which 2 are whole, `rates` (W1) 8 and none."""
-    lines = pd.DataFrame([{"name": "W1", "complete": False, "n": 0, "planned": 8}])
+    lines = pd.DataFrame([{"name": "W1", "complete": False, "there": 0, "planned": 8}])
     published = SimpleNamespace(lines=lines, whole_seeds=lambda: pd.Series({"cost": 2, "base": 10}))
     assert docs.unfinished(published) == ["`cost` (2 of 10)", "`rates` (0 of 8)"]

@@ -15,6 +15,7 @@ P1 = {
     "complete": True,
     "n": 3,
     "planned": 3,
+    "there": 3,
     "mean": 0.2,
     "std": 0.05,
     "low": 0.1,
