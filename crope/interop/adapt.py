@@ -114,7 +114,7 @@ def _select(model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
             choice = ", ".join(sorted({path.rpartition(".")[2] for path in linear}))
             raise ValueError(
                 f"no layer is named {name!r}. Linear layers of this model: {choice}."
-                " Pass names=[...]"
+                " Pass names=[...]; one layer of Q, K and V: docs/own-model.md, 'Fused layers'"
             )
         layers |= {path: modules[path] for path in found}
     # A weight that a second layer shares would stay dense there; a pruned one is no parameter.

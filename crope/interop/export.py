@@ -61,6 +61,9 @@ NAMES = {
     },
 }
 
+# A control character (byte 0x14), which byte-level vocabularies have and texts do not. Programs such
+# as lm-eval pad with it and put it before a text; a token more would change all probabilities.
+END = "Ĕ"
 CARD = """\
 ---
 library_name: transformers
@@ -86,8 +89,9 @@ It is one run of an experiment that compares position schemes, not a model for u
 | validation tokens | {run.summary[val_full][tokens]:,} |
 | commit | {run.provenance[commit]} (uncommitted changes: {run.provenance[dirty]}) |
 
-Limits: trained on one small corpus, on sequences of {run.config[train][seq_len]:,} tokens; no special tokens,
-no padding token, no instruction tuning and no filter of any kind. The text of the corpus has a licence of its own.
+Limits: trained on one small corpus, on sequences of {run.config[train][seq_len]:,} tokens; no instruction
+tuning and no filter of any kind. The end and padding token is a control character that no text had. The text of the
+corpus has a licence of its own.
 """
 
 
@@ -117,6 +121,8 @@ def export_transformers(record: Record, out: Path) -> None:
     tokenizer = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model.max_len,
+        "eos_token": END,
+        "pad_token": END,
         "clean_up_tokenization_spaces": False,  # True takes spaces before commas away
     }
     write_json(new / "tokenizer_config.json", tokenizer)

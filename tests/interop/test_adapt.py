@@ -1,6 +1,7 @@
 """Layers made complex-linear and dense again; what is saved opens with equal logits."""
 
 import copy
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from crope.adapt import complexify, merge
 from crope.config import ROOT
 from crope.model.complex_linear import ComplexLinear
 from tests.interop.families import build, logits
+from tests.model.oracles import assert_close
 from tests.test_tutorial import blocks
 
 FAMILIES = {
@@ -198,9 +200,60 @@ def test_layers_and_adapter_import_without_the_pipeline():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_the_page_runs(capsys):
-    code = blocks((ROOT / "docs" / "own-model.md").read_text(encoding="utf-8"))[0]
-    exec(code, {})
+@pytest.fixture
+def page():
+    return (ROOT / "docs" / "own-model.md").read_text(encoding="utf-8")
+
+
+ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "groups", "pairing", "options"),
+    [
+        ("gpt_neox", "query_key_value", 4, "half", {"rope_parameters": ROPE}),
+        ("gpt2", "c_attn", 1, "interleaved", {}),
+    ],
+)
+def test_the_pages_split_of_a_fused_layer_keeps_logits_and_weights(
+    family, name, groups, pairing, options, page, capsys
+):
+    """Of 12 D^2 weights of a block complexify leaves 10.5."""
+    space = {}
+    exec(blocks(page)[1], space)
+    assert capsys.readouterr().out.count("commutes with the rotation: True") == 2
+    model = build(family, **options)
+    before, counted = logits(model), model.num_parameters()
+    found = [module for module in model.modules() if hasattr(module, name)]
+    fused = getattr(found[0], name).weight.detach()
+    for attention in found:
+        space["split"](attention, name, groups)
+    assert_close(logits(model), before, atol=1e-5)
+    rows = [getattr(found[0], part).weight.unflatten(0, (groups, -1)) for part in space["NAMES"]]
+    again = torch.stack(rows, dim=1).flatten(0, 2)
+    assert torch.equal(again, fused if family == "gpt_neox" else fused.T)
+    complexify(model, pairing=pairing, head_dim=8, init="fresh")
+    assert counted - model.num_parameters() == 2 * 3 * 32 * 32 // 2
+    assert logits(model).isfinite().all()
+
+
+def test_the_page_states_what_is_saved(page):
+    """Of a block: Q and output D^2 each, K and V by their heads, GPT-2's two or Llama's three
+    feed-forward matrices.
+    """
+    rows = re.findall(
+        r"^\| (.+) \| ([\d,]+) \| ([\d,]+) \| (\d+), (\d+) \| ([\d.]+) % \|$", page, re.M
+    )
+    assert len(rows) == 3
+    for name, *numbers, saved in rows:
+        width, ffn, heads, kv_heads = (int(number.replace(",", "")) for number in numbers)
+        qkv = width * width * (1 + 2 * kv_heads / heads)
+        block = qkv + width * width + (2 if name == "GPT-2" else 3) * width * ffn
+        assert f"{50 * qkv / block:.1f}" == saved
+
+
+def test_the_page_runs(page, capsys):
+    exec(blocks(page)[0], {})
     printed = capsys.readouterr().out
     assert "106,816 parameters, complex-linear 98,624" in printed
     assert printed.count("commutes with the rotation: True") == 2

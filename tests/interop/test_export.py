@@ -6,7 +6,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM, pipeline
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from crope.errors import UserError
 from crope.interop.export import architecture_of, as_transformers, export_transformers
@@ -79,6 +80,16 @@ def test_a_plain_loop_gives_the_validation_loss_of_the_record(crope, opened):
 
 
 # The folder
+
+
+def test_its_end_and_padding_token_changes_no_text(opened):
+    """lm-eval needs both; a token more than the model has would be out of its range."""
+    tokenizer = AutoTokenizer.from_pretrained(opened)
+    text = "a the\n other\n"
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id < TOY_VOCAB
+    plain = Tokenizer.from_file(str(opened / "tokenizer.json"))
+    assert tokenizer(text)["input_ids"] == plain.encode(text).ids
+    assert tokenizer.decode(plain.encode(text).ids, skip_special_tokens=True) == text
 
 
 def test_the_pipeline_continues_as_generate_does_by_half_a_context(crope, opened):
