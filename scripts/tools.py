@@ -1,9 +1,9 @@
 """Smaller commands, one sub-command each: `tools.py SUBCOMMAND --help`.
 
-before    prepare, list, status
-results   explain, publish, readme, theory, verify
-a run     extrapolate, export, generate (RUN: a folder, an id or its start)
-code      golden
+for your runs   prepare, list, show, compare, status, explain, generate, export, extrapolate
+to maintain     publish, readme, theory, verify, golden
+
+RUN is a folder, an id or its start.
 """
 
 import argparse
@@ -216,6 +216,24 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
             " <study>/<first>-<second>",
         ),
     ],
+    generate: [
+        *("run", "--results-dir"),
+        arg("--prompt", default="\n", help="default: a line feed"),
+        arg("--tokens", type=positive, default=100, help="to draw (default: 100)"),
+        arg(
+            "--temperature",
+            type=float,
+            default=1.0,
+            help="0: the most likely token (default: 1)",
+        ),
+        arg("--top-k", type=int, default=0, help="only from the k most likely; 0: all"),
+        arg("--seed", type=int, default=0, help="of the sampling (default: 0)"),
+    ],
+    export: [
+        *("run", "--results-dir"),
+        arg("out", nargs="?", type=Path, metavar="OUT", help="default: RESULTS_DIR/export/<run>"),
+    ],
+    extrapolate: ["runs", "--results-dir"],
     publish: [
         "--results-dir",
         arg("set", metavar="SET", help="the set's name, such as quick-bf16"),
@@ -233,24 +251,6 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
             metavar="DIR",
             help="folders of runs, and published sets (default: all)",
         ),
-    ],
-    extrapolate: ["runs", "--results-dir"],
-    export: [
-        *("run", "--results-dir"),
-        arg("out", nargs="?", type=Path, metavar="OUT", help="default: RESULTS_DIR/export/<run>"),
-    ],
-    generate: [
-        *("run", "--results-dir"),
-        arg("--prompt", default="\n", help="default: a line feed"),
-        arg("--tokens", type=positive, default=100, help="to draw (default: 100)"),
-        arg(
-            "--temperature",
-            type=float,
-            default=1.0,
-            help="0: the most likely token (default: 1)",
-        ),
-        arg("--top-k", type=int, default=0, help="only from the k most likely; 0: all"),
-        arg("--seed", type=int, default=0, help="of the sampling (default: 0)"),
     ],
     golden: [],
 }

@@ -11,9 +11,10 @@ import pytest
 import tools
 import yaml
 
-from crope.config import ROOT, DataConfig, ModelConfig, keys
+from crope.config import PUBLISHED, ROOT, DataConfig, ModelConfig, keys
 from crope.model import positions
 from crope.plan.compose import GROUPS, check_words, group_files, typed
+from crope.report.frame import load_frame
 from tests.test_tutorial import TUTORIAL, blocks
 
 PAGES = [
@@ -100,6 +101,21 @@ def test_the_frame_of_the_tutorial_gives_the_number_it_prints(monkeypatch, capsy
     code = example("from crope.report.evidence import")
     exec(code, {"Path": Path})
     assert capsys.readouterr().out.strip() == code.rpartition("# ")[2].strip()
+
+
+def test_times_of_runs_are_medians_of_the_published_ones():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    rows = re.findall(r"\| ([\d,]+) \| ([\d,]+) \|.*\| ([\d.]+) \| `(.*)` \|", page)
+    assert len(rows) == 5
+    for steps, tokens, minutes, name in rows:
+        runs = load_frame([PUBLISHED / name])[0]
+        batch = runs["config.train.batch_size"] * runs["config.train.seq_len"]
+        size = (runs["config.train.max_steps"] == number(steps)) & (batch == number(tokens))
+        assert f"{runs.loc[size, 'time.total_s'].median() / 60:.1f}" == minutes
+
+
+def number(text):
+    return int(text.replace(",", ""))
 
 
 def test_the_hub_corpus_of_the_tutorial_is_valid():
