@@ -25,8 +25,6 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import track
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from crope.config import CACHE_DIR, TokenizerConfig
@@ -35,7 +33,6 @@ from crope.errors import ConfigError, DataError, log_line
 from crope.files import json_sha256, read_json, sha256_file, write_json, write_text
 
 TOKENS_DIR = CACHE_DIR / "tokens"
-PIECE = 1 << 16  # characters that are encoded at once
 TOKENS_FORMAT = 2  # to be raised when the same corpus and tokenizer give other files
 GPT2_FILE = "tokenizers/gpt2/tokenizer.json"
 # Of vocabulary and merges (vocabulary_of): the hub's file and one built from OpenAI's files
@@ -148,7 +145,7 @@ def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[list[int]]:
             yield encoding.ids
 
 
-def pieces(text: str, chars: int = PIECE) -> Iterator[str]:
+def pieces(text: str, chars: int = 1 << 16) -> Iterator[str]:
     """Cuts a text into pieces of about `chars` characters, at places that change no token."""
     start = 0
     while cut := _CUT.search(text, start + chars):
@@ -228,15 +225,7 @@ def _write_tokens(
 def _write_split(path: Path, tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, Any]:
     """Writes the ids of a split as .npy and returns their entry in meta.json."""
     dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
-    batches = track(
-        encode(tokenizer, texts),
-        description=f"{path.stem} split",
-        total=sum(len(text) // PIECE + 1 for text in texts),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    parts = [np.array(ids, dtype) for ids in batches]
+    parts = [np.array(ids, dtype) for ids in encode(tokenizer, texts)]
     np.save(path, np.concatenate(parts))
     return {
         "tokens": sum(map(len, parts)),

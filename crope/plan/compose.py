@@ -265,16 +265,15 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def nearest_key(name: str) -> str:
-    """Returns `; did you mean train.lr?` for keys of the section (of all without one) that contain
-    the name or are spelt nearly so; else the keys of the section.
+    """Returns `; did you mean train.lr?` for the keys of the section (of all without one) that are
+    spelt nearly so, else those that contain the name; without any the keys of the section.
     """
     section, _, last = name.rpartition(".")
     valid = [key for key in (*keys(), *GROUPS) if not key.startswith("ablation.")]
     valid = [key for key in valid if key.startswith(f"{section}.")] or valid
     names = [key.rpartition(".")[2] for key in valid]
-    exact = [last] if last in names else []
-    near = exact or [known for known in names if last in known]
-    near = near or difflib.get_close_matches(last, names, n=2, cutoff=0.75)
+    near = difflib.get_close_matches(last, names, n=2, cutoff=0.76)
+    near = near or [known for known in names if last in known]
     found = [key for key, known in zip(valid, names, strict=True) if known in near]
     if found:
         return f"; did you mean {' or '.join(found)}?"

@@ -1,11 +1,12 @@
 """The code that makes a run's numbers, as digests: they tell which file has changed since a run.
 
-A file has a digest for each definition, import and entry of a dictionary, and one for the rest.
-Comments, format and docstrings do not enter. An addition, such as a new position scheme with its
-line in the registry, leaves earlier runs as they are: only a digest that is gone counts.
+A file has a digest for each statement, such as a class, and each entry of a dictionary. Comments,
+format and docstrings do not enter. An addition, such as a new position scheme with its line in the
+registry, leaves earlier runs as they are: only a digest that is gone counts.
 """
 
 import ast
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -14,8 +15,7 @@ from crope.config import ROOT
 from crope.files import sha256
 
 SOURCES = ("crope/model/*.py", "crope/train/*.py", "crope/data/batches.py", "crope/seeding.py")
-WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef)
-PARTS = (ast.ClassDef, ast.FunctionDef, ast.Import, ast.ImportFrom)
+DOCSTRING = re.compile(r'\s*""".*?"""', re.DOTALL)  # so `ast.unparse` writes these alone
 
 
 @cache
@@ -45,19 +45,14 @@ def code_note(run: Mapping[str, Any]) -> str:
 
 
 def digest_file(text: str) -> str:
-    """Computes the digests of a Python file: first of the rest, then of the parts."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, WITH_DOCSTRING) and ast.get_docstring(node):
-            del node.body[0]
-    rest, parts = "", []
-    for node in tree.body:
+    """Computes the digests of a Python file, which begins with a docstring."""
+    parts: list[ast.AST] = []
+    for node in ast.parse(text).body[1:]:
         value = getattr(node, "value", None)
         if isinstance(value, ast.Dict):
             entries = zip(value.keys, value.values, strict=True)
-            parts += [ast.unparse(ast.Dict([key], [entry])) for key, entry in entries]
-        elif isinstance(node, PARTS):
-            parts.append(ast.unparse(node))
+            parts += [ast.Dict([key], [entry]) for key, entry in entries]
         else:
-            rest += ast.unparse(node)
-    return " ".join(sha256(part.encode())[:6] for part in (rest, *parts))
+            parts.append(node)
+    texts = [DOCSTRING.sub("", ast.unparse(part)) for part in parts]
+    return " ".join(sha256(text.encode())[:6] for text in texts)

@@ -83,8 +83,9 @@ def list_runs(results_dir: Path, pattern: str = "", *, by_loss: bool = False) ->
 
 
 def render_runs(paths: Iterable[Path], pattern: str = "", *, by_loss: bool = False) -> str:
-    """Renders the runs whose name, scale, status or notes contain `pattern`: a line each, with the
-    keys that vary among them, and below it other settings and why it failed. Empty without a run.
+    """Renders the runs whose name, scale, status, settings or failure contain `pattern`: a line
+    each, with the keys that vary among them; below, what all share and why runs failed. Empty
+    without a run.
     """
     runs = []
     for path in paths:
@@ -94,22 +95,19 @@ def render_runs(paths: Iterable[Path], pattern: str = "", *, by_loss: bool = Fal
             runs.append((path, scale, state, settings))
     if by_loss:
         runs.sort(key=lambda run: run[2].loss or math.inf)
-    every = Counter(word for *_, settings in runs for word in settings)
-    varied = {word.partition("=")[0]: 0 for word, count in every.items() if count < len(runs)}
+    counts = Counter(word for *_, settings in runs for word in settings)
+    shared = [word for word, count in counts.items() if count == len(runs)]
+    varied = list(dict.fromkeys(word.partition("=")[0] for word in counts if word not in shared))
     rows = [["run", "scale", "status", "step", "loss", "min", *varied]]
-    notes = [""]
-    for path, scale, state, settings in runs:
+    for path, scale, state, _ in runs:
         loss = "" if state.loss is None else f"{state.loss:.4f}"
         minutes = "" if state.minutes is None else f"{state.minutes:.1f}"
         values = [_value(path, key) for key in varied]
         rows.append([path.name, scale, state.status, str(state.step), loss, minutes, *values])
-        others = ", ".join(word for word in settings if every[word] == len(runs))
-        notes.append("".join(f"\n  {note}" for note in (others, state.reason) if note))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row, note in zip(rows, notes, strict=True):
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip() + note)
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines += [f"all: {', '.join(shared)}"] if shared else []
+    lines += [f"{path.name}: {state.reason}" for path, _, state, _ in runs if state.reason]
     return "\n".join(lines) if runs else ""
 
 

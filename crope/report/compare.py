@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from crope.errors import UserError
 from crope.files import write_bytes
-from crope.report.evidence import PLACE, estimate, load_contrasts, term_label, term_runs
+from crope.report.evidence import estimate, load_contrasts, term_label, term_runs
 from crope.report.frame import COMPARED, load_curves, load_frame
 from crope.report.tables import MINUS, interval_text, place
 from crope.style import MUTED, new_figure, render
@@ -24,7 +24,8 @@ PART = 10  # a point of a curve is the mean over so large a part of the run arou
 RATES = (0.0005, 0.002, 0.008)  # of the published picture
 PALETTE = [colormaps["Dark2"](place) for place in range(8)]  # no model's: these are differences
 HOW = "Mean over a tenth of the run; band: 95 % over seeds, at each step by itself"
-NAMED = ["record_set", "data", "ablation", "scale", "precision"]  # keys of a place
+PLACE = ["record_set", "data", "ablation", "scale", *COMPARED]  # equal in a pair
+WHERE = ["dataset", "row", "setting"]  # of a curve of a study
 
 
 def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
@@ -33,88 +34,65 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
     Runs of a pair are equal in seed, data, row, scale and all settings but those that tell the two
     words apart: each has one value of them. Raises UserError if a word has no run or no pair.
     """
-    frame, keys = with_settings(folders)
+    frame = complete_runs(folders)
+    settings = {word.partition("=")[0] for run in frame["settings"] for word in run}
     base, *others = [select(frame, word) for word in words]
     text: list[str] = []
     curves: dict[str, pd.DataFrame] = {}
     for word, runs in zip(words[1:], others, strict=True):
-        name = f"{word} {MINUS} {words[0]}"
-        apart = [key for key in keys if tells_apart(base[key], runs[key])]
-        same = [*NAMED, *(key for key in keys if key not in apart)]
-        on = list({"seed", *COMPARED, *same})
-        pairs = runs.reset_index().merge(base.reset_index(), on=on, suffixes=("", "_base"))
+        name, same = f"{word} {MINUS} {words[0]}", [*PLACE]
+        for key in sorted({"model", *settings}):
+            old, new = base[key].unique(), runs[key].unique()
+            if len(old) == len(new) == 1 and old[0] != new[0]:
+                text.append(f"{key}: {old[0]}, then {new[0]}")
+            else:
+                same.append(key)
+        sides = [side.reset_index() for side in (runs, base)]
+        pairs = sides[0].merge(sides[1], on=["seed", *same], suffixes=("", "_base"))
         if pairs.empty:
             raise UserError(f"{name}: no two runs are equal in seed, data and other settings")
-        text += [f"{key}: {base[key].iloc[0]}, then {runs[key].iloc[0]}" for key in apart]
         text += sorted({*pairs["code"], *pairs["code_base"]} - {""})
-        varied = [key for key in same if pairs[key].nunique() > 1]
-        for _, part in pairs.groupby(varied or ["scale"]):
-            where = [f"{key}={part[key].iloc[0]}" for key in varied]
-            label = ", ".join([name, *where])
+        varied = [key for key in same if pairs[key].nunique() > 1 and key not in COMPARED]
+        for _, part in pairs.groupby(varied or ["scale"], dropna=False):
+            label = ", ".join([name, *(f"{key}={part[key].iloc[0]}" for key in varied)])
             curve = difference_curves(frame.loc[part["index"]], frame.loc[part["index_base"]])
             curves[label] = curve
-            text += [label, _final(part), _along(curve)]
+            final = estimate(part["loss"] - part["loss_base"])
+            seeds = f"n = {final['n']}" + ": no interval" * (final["n"] == 1)
+            means = f"{part['loss'].mean():.4f} {MINUS} {part['loss_base'].mean():.4f}"
+            text += [f"{label}\n  final {means}: {interval_text(final)}, {seeds}"]
+            last = curve.iloc[:: -(len(curve) // 4 or 1)][::-1]
+            shown = last[["mean", "low", "high"]].dropna(axis="columns")
+            text += [shown.to_string(float_format="{:+.4f}".format)]
     write_bytes(out, render(draw_differences(curves), "png"))
     drawn = min(len(curves), len(PALETTE))
     return "\n".join([*text, f"nats per token; {out}: {drawn} of {len(curves)} differences"])
 
 
-def _final(pairs: pd.DataFrame) -> str:
-    """Prints the final losses of pairs at one place and their difference."""
-    first, second = pairs["loss"], pairs["loss_base"]
-    found = estimate(first - second)
-    seeds = f"n = {found['n']}" + ": no interval" * (found["n"] == 1)
-    return (
-        f"  final {first.mean():.4f} {MINUS} {second.mean():.4f}: {interval_text(found)}, {seeds}"
-    )
-
-
-def _along(curve: pd.DataFrame) -> str:
-    """Prints a curve at four steps, the last of them its end."""
-    shown = curve.iloc[sorted({(len(curve) - 1) * quarter // 4 for quarter in range(1, 5)})]
-    lines = [
-        f"  step {line['step']}: {interval_text(line)}"
-        for line in shown.reset_index().to_dict("records")
-    ]
-    return "\n".join(lines)
-
-
-def with_settings(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[str]]:
-    """Reads the complete runs, with a column for each key of their settings; returns the keys that
-    name a run, too.
-    """
+def complete_runs(folders: Iterable[Path]) -> pd.DataFrame:
+    """Reads the complete runs; their keys are columns, named as on the command line."""
     frame, _ = load_frame(folders)
-    frame = frame[frame["status"] == "complete"].reset_index(drop=True)
-    frame[["data", "ablation"]] = frame[["dataset", "row"]]
-    settings = pd.DataFrame([dict(word.split("=", 1) for word in run) for run in frame["settings"]])
-    for key in settings:  # where it is the default
-        settings[key] = settings[key].fillna(frame[f"config.{key}"].astype(str))
-    return frame.join(settings), ["model", *settings]
-
-
-def tells_apart(old: pd.Series, new: pd.Series) -> bool:
-    """Tells whether each side has one value, and another than the other one."""
-    return len(set(old)) == len(set(new)) == 1 and set(old) != set(new)
+    frame = frame[frame["status"] == "complete"].drop(columns="config.seed", errors="ignore")
+    frame.columns = frame.columns.str.removeprefix("config.")
+    return frame.assign(data=frame["dataset"], ablation=frame["row"]).reset_index(drop=True)
 
 
 def select(runs: pd.DataFrame, text: str) -> pd.DataFrame:
     """Selects the runs of a model, with these letters in their id, or with all of these values:
     `crope`, `s0-3f0c`, `model=crope,train.lr=0.002`. Raises UserError if there is none.
     """
-    chosen = runs
     for word in text.split(","):
         key, _, value = word.partition("=")
-        column = chosen.get(f"config.{key}", chosen.get(key))
-        if column is not None:
-            chosen = chosen[column.astype(str).isin([value, f"{value}.0"])]
+        column = runs.get(key)
+        if value and column is not None:
+            chosen = column.astype(str).isin([value, f"{value}.0"])
         else:
-            named = chosen["model"] == word
-            chosen = chosen[
-                named if named.any() else chosen["run_id"].str.contains(word, regex=False)
-            ]
-    if chosen.empty:
+            chosen = runs["model"] == word
+            chosen = chosen if chosen.any() else runs["run_id"].str.contains(word, regex=False)
+        runs = runs[chosen]
+    if runs.empty:
         raise UserError(f"no complete run has {text} (python scripts/tools.py list)")
-    return chosen
+    return runs
 
 
 def difference_curves(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
@@ -160,8 +138,8 @@ def study_curves(joined: pd.DataFrame, study: str) -> dict[str, pd.DataFrame]:
     for first, second in dict.fromkeys(pairs) or [
         ((name, ""), (models[0], "")) for name in models[1:]
     ]:
-        base = term_runs(runs, second).groupby(PLACE[1:4])
-        for where, of_place in term_runs(runs, first).groupby(PLACE[1:4], sort=False):
+        base = term_runs(runs, second).groupby(WHERE)
+        for where, of_place in term_runs(runs, first).groupby(WHERE, sort=False):
             if where in base.groups:
                 label = f"{term_label(*first)} {MINUS} {term_label(*second)}"
                 labels = [label, place(of_place.iloc[0].to_dict())]

@@ -14,7 +14,6 @@ from crope.report.frame import model_label
 from crope.report.tables import Table, interval_text
 
 STUDIES = ("cost", "schemes", "baselines", "controls")  # of them the first that has the model
-SIZE = {"config.model.d_model": 128, "config.tokenizer.vocab_size": 4096}  # of which are weights
 
 
 def models_table(published: pd.DataFrame, joined: pd.DataFrame) -> Table:
@@ -22,8 +21,8 @@ def models_table(published: pd.DataFrame, joined: pd.DataFrame) -> Table:
 
     published, joined   runs, and those that count for a study (`by_study`)
     """
-    small = published[(published[list(SIZE)] == list(SIZE.values())).all(axis=1)]
-    weights = small.groupby("model")["parameters.total"].min()  # with a tied head
+    usual = published[published["config.model.d_model"] == 128]
+    weights = usual.groupby("model")["parameters.total"].min()  # V 4,096 and a tied head
     lines = []
     for model, file in group_files("model").items():
         text = file.read_text(encoding="utf-8")

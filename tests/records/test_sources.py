@@ -4,7 +4,7 @@ import pytest
 
 from crope.records import sources
 
-BEFORE = """
+BEFORE = """'Position schemes.'
 WIDTH = 32
 
 def bias(distance):

@@ -6,7 +6,7 @@ from scipy import stats
 
 from crope.config import PUBLISHED
 from crope.errors import UserError
-from crope.report.compare import compare, difference_curves, select, with_settings
+from crope.report.compare import compare, complete_runs, difference_curves, select
 from tests.toy_runs import toy_corpus, train_toy
 
 WIDE = PUBLISHED / "rates-wide-bf16"
@@ -14,7 +14,7 @@ WIDE = PUBLISHED / "rates-wide-bf16"
 
 @pytest.fixture(scope="module")
 def published():
-    return with_settings([WIDE])[0]
+    return complete_runs([WIDE])
 
 
 @pytest.fixture(scope="module")
