@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from crope.errors import InvalidRecord, one_line
-from crope.files import read_json, read_yaml
+from crope.files import read_yaml
 from crope.plan.compose import Run
 from crope.plan.study import SCALES, STAND_IN, planned_scale, study_axes, study_runs
 from crope.records.locks import is_locked
@@ -136,10 +136,8 @@ def render_status(
     scale    None: that of the study's file, else the first of SCALES that has a run, else quick
     seeds    of each study, as in `study.first_seeds`; None: those of which a run has begun
     """
-    present = []
-    for file in (results_dir / "runs").glob("*/run.json"):
-        with suppress(*UNREADABLE):
-            present.append(read_json(file))
+    files = (results_dir / "runs").glob("*/run.json")
+    present = [described for file in files if (described := read_described(file.parent))]
     at = next((name for name in SCALES if name in {run["scale"] for run in present}), "quick")
     datasets = {run["dataset"] for run in present}
     lines: list[str] = []

@@ -43,7 +43,8 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
         name, same = f"{word} {MINUS} {words[0]}", [*PLACE]
         for key in sorted({"model", *settings}):
             old, new = base[key].unique(), runs[key].unique()
-            if len(old) == len(new) == 1 and old[0] != new[0]:
+            one_each = len(old) == len(new) == 1 and old[0] != new[0]
+            if one_each and not key.startswith("eval."):  # other losses could not be compared
                 text.append(f"{key}: {old[0]}, then {new[0]}")
             else:
                 same.append(key)
@@ -52,7 +53,7 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
         if pairs.empty:
             raise UserError(f"{name}: no two runs are equal in seed, data and other settings")
         text += sorted({*pairs["code"], *pairs["code_base"]} - {""})
-        varied = [key for key in same if pairs[key].nunique() > 1 and key not in COMPARED]
+        varied = [key for key in same if pairs[key].nunique() > 1 and "sha256" not in key]
         for _, part in pairs.groupby(varied or ["scale"], dropna=False):
             label = ", ".join([name, *(f"{key}={part[key].iloc[0]}" for key in varied)])
             curve = difference_curves(frame.loc[part["index"]], frame.loc[part["index_base"]])

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from crope.errors import ConfigError, DataError, DataUnavailable, StorageError, UserError
+from crope.files import write_json
 from crope.plan.compose import load_run
 from crope.records.locks import run_lock
 from crope.runs import sweep
@@ -304,6 +305,16 @@ def test_every_run_that_is_neither_complete_nor_skipped_is_a_problem(tmp_path, m
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "scale quick: 3 runs, 3 to train, 3 at a time"
     assert len(lines) == 3
+
+
+def test_a_run_of_other_code_is_said_and_trained_on_demand(tmp_path, capsys):
+    run = toy_run(tmp_path)
+    write_json(run.path / "run.json", {"code": {"a.py": "000000"}})
+    write_json(run.path / "summary.json", {"status": "complete"})
+    assert train_all([run]) == []
+    assert "1 of them: trained by other code (a.py" in capsys.readouterr().out
+    again = toy_run(tmp_path, "runtime.again=true")
+    assert sweep.incomplete([run, again]) == [again]
 
 
 def test_a_run_with_a_corrupt_record_is_to_be_trained(tmp_path):
