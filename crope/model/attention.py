@@ -55,7 +55,9 @@ class CausalAttention(nn.Module):
         q_BHTK, k_BHTK = positions.rotate(q_BHTK), positions.rotate(k_BHTK)
         bias = positions.bias(q_BHTK.shape[2])
         dropout = self.dropout if self.training else 0.0
-        if q_BHTK.device.type == "cpu" and q_BHTK.shape[2] <= SHORT:
+        # torch's kernel is faster in float32; with a bias or dropout it is not.
+        kernel = q_BHTK.dtype == torch.float32 and bias is None and not dropout
+        if q_BHTK.device.type == "cpu" and q_BHTK.shape[2] <= SHORT and not kernel:
             return written_out_attention(q_BHTK, k_BHTK, v_BHTK, bias=bias, dropout=dropout)
         # A bias contains the causal mask. Autocast rounds it to bf16 as it does q and k; at 1,024
         # tokens that adds less than 1 % to the error of bf16 (docs/performance.md).
@@ -82,8 +84,8 @@ def written_out_attention(
     """Computes causal F.scaled_dot_product_attention as matrix products and a softmax, the latter
     in float32 or float64.
 
-    On a CPU it takes about half the time of torch's kernel while the scores fit in the cache. Under
-    bf16 it rounds q.k to bf16, unlike torch's kernel: this moves trained models' losses by about
+    On a CPU it takes about half the time of torch's kernel in bf16, while the scores fit in the
+    cache. Under bf16 it rounds q.k to bf16, unlike torch's kernel: this moves trained models' losses by about
     0.0001 nats (docs/performance.md).
     """
     dtype = torch.promote_types(q_BHTK.dtype, torch.float32)

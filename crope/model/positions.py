@@ -110,7 +110,11 @@ class RotaryEmbedding(Positions):
 
     def rotate(self, x_BHTK: torch.Tensor) -> torch.Tensor:
         cos_TJ, sin_TJ = self.cos_TJ[: x_BHTK.shape[2]], self.sin_TJ[: x_BHTK.shape[2]]
-        even_BHTJ, odd_BHTJ = x_BHTK.to(cos_TJ.dtype).unflatten(-1, (-1, 2)).unbind(-1)
+        x_BHTJ2 = x_BHTK.to(cos_TJ.dtype).unflatten(-1, (-1, 2))
+        if not torch.compiler.is_compiling():  # one product; Inductor would not fuse it
+            z_BHTJ = torch.view_as_complex(x_BHTJ2.contiguous()) * torch.complex(cos_TJ, sin_TJ)
+            return torch.view_as_real(z_BHTJ).flatten(-2).to(x_BHTK.dtype)
+        even_BHTJ, odd_BHTJ = x_BHTJ2.unbind(-1)
         pairs = (even_BHTJ * cos_TJ - odd_BHTJ * sin_TJ, even_BHTJ * sin_TJ + odd_BHTJ * cos_TJ)
         return torch.stack(pairs, dim=-1).flatten(-2).to(x_BHTK.dtype)
 
