@@ -209,6 +209,8 @@ class RuntimeConfig:
     device: str = option("auto", one_of=("auto", "cpu", "cuda"))  # auto: cuda where there is one
     # Whether to use torch.compile; `auto`: where it pays.
     compile: str = option("auto", one_of=("auto", "true", "false"))
+    # On a GPU an update, and a validation batch, as one CUDA graph (never run on one yet).
+    cuda_graph: bool = False
     # Parallel runs in `make reproduce`; 0: one per GPU, or one per usable CPU core.
     jobs: int = option(0, least=0)
     threads: int = option(0, least=0)  # CPU threads; 0: torch's own choice

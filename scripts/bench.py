@@ -29,8 +29,8 @@ from crope.runs.load import build_model
 from crope.runs.provenance import device_name
 from crope.train.checkpoint import TrainState
 from crope.train.device import compiles, prepare_device
-from crope.train.loop import build_optimizer, train_step
 from crope.train.losses import build_losses
+from crope.train.update import Updates, build_optimizer
 
 TURNS, STEPS = 5, 10  # STEPS of each implementation in each turn
 
@@ -106,7 +106,8 @@ def our_step(config: Config, device: torch.device) -> Step:
     model = build_model(config).to(device)
     state = TrainState(model, build_optimizer(model, config.train), made_with={})
     loss, _ = build_losses(model, config, device)
-    return lambda number: train_step(state, loss, tokens, config, step=number)[0]
+    updates = Updates(state, loss, tokens, config)
+    return lambda number: updates.train_step(step=number)[0]
 
 
 def baseline_step(model: nn.Module, config: Config, device: torch.device) -> Step:

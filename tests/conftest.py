@@ -19,6 +19,7 @@ from crope.data.tokens import TokenSet
 from crope.files import read_metrics
 from crope.plan.study import compose_runs
 from crope.train import loop as trainer
+from crope.train.update import Updates
 
 # A shell starts background commands with SIGINT ignored, nohup with SIGHUP; every process that a test
 # starts would inherit that.
@@ -144,21 +145,21 @@ def run_script(name, *arguments, root=ROOT, **environment):
 
 def count_steps_as_seconds(set_attribute=setattr):
     """Replaces the trainer's clock by one that each update moves by a second."""
-    clock, real = SimpleNamespace(now=0.0), trainer.train_step
+    clock, real = SimpleNamespace(now=0.0), Updates.train_step
 
     def step(*args, **kwargs):
         loss = real(*args, **kwargs)
         clock.now += 1
         return loss
 
-    set_attribute(trainer, "train_step", step)
+    set_attribute(Updates, "train_step", step)
     set_attribute(trainer, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
 
 @contextmanager
 def during_step(at, action):
     """Calls `action` before update number at + 1 of every run within the block."""
-    real = trainer.train_step
+    real = Updates.train_step
 
     def step_with_action(*args, step, **kwargs):
         if step == at:
@@ -166,7 +167,7 @@ def during_step(at, action):
         return real(*args, step=step, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "train_step", step_with_action)
+        patch.setattr(Updates, "train_step", step_with_action)
         yield
 
 

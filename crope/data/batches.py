@@ -23,14 +23,19 @@ def sample_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cuts windows at uniform random offsets: inputs_BT and targets_BT (shifted by one token),
     int64.
+    """
+    offsets_B = draw_offsets(tokens, config=config, step=step, purpose=purpose)
+    return windows(tokens, offsets_B, config.train.seq_len)
 
-    `purpose` ("train", "validation/0", ...) names an independent stream of offsets.
+
+def draw_offsets(tokens: TokenArray, *, config: Config, step: int, purpose: str) -> np.ndarray:
+    """Draws the offsets of a batch, (B,). `purpose` ("train", "validation/0", ...) names an
+    independent stream.
     """
     train = config.train
-    offsets_B = stream(config.seed, f"batches/{purpose}", step).integers(
+    return stream(config.seed, f"batches/{purpose}", step).integers(
         len(tokens) - train.seq_len, size=train.batch_size
     )
-    return _windows(tokens, offsets_B, train.seq_len)
 
 
 def full_pass(
@@ -48,9 +53,9 @@ def full_pass(
         starts_N = starts_N[np.linspace(0, len(starts_N) - 1, keep).round().astype(int)]
         rest = 0
     for first in range(0, len(starts_N), batch_size):
-        yield _windows(tokens, starts_N[first : first + batch_size], seq_len)
+        yield windows(tokens, starts_N[first : first + batch_size], seq_len)
     if rest:
-        yield _windows(tokens, np.array([len(tokens) - 1 - rest]), rest)
+        yield windows(tokens, np.array([len(tokens) - 1 - rest]), rest)
 
 
 def resident(tokens: np.ndarray, device: torch.device) -> Any:
@@ -58,10 +63,11 @@ def resident(tokens: np.ndarray, device: torch.device) -> Any:
     return torch.from_numpy(tokens.astype(np.int32)).to(device) if device.type == "cuda" else tokens
 
 
-def _windows(
-    tokens: TokenArray, starts_N: np.ndarray, seq_len: int
+def windows(
+    tokens: TokenArray, starts_N: TokenArray, seq_len: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cuts windows of seq_len + 1 tokens: all but the last, and all but the first, int64."""
     flat = torch.as_tensor(tokens)  # no copy; only the starts are copied to a device
-    starts_N1 = torch.from_numpy(starts_N).to(flat.device, non_blocking=True)[:, None]
+    starts_N1 = torch.as_tensor(starts_N).to(flat.device, non_blocking=True)[:, None]
     window_NT = flat[starts_N1 + torch.arange(seq_len + 1, device=flat.device)].long()
     return window_NT[:, :-1].contiguous(), window_NT[:, 1:].contiguous()

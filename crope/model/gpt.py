@@ -54,6 +54,8 @@ class GPT(nn.Module):
               ValueError if T exceeds max_len.
     """
 
+    padding_bias_P: torch.Tensor
+
     def __init__(self, config: ModelConfig, *, vocab_size: int, max_len: int, seed: int) -> None:
         super().__init__()
         parts: Any = {"position": POSITIONS, "projection": PROJECTIONS, "attention": ATTENTIONS}
@@ -73,6 +75,9 @@ class GPT(nn.Module):
             raise ConfigError("model.position adds to scores, which model.attention never forms")
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = nn.LayerNorm(config.d_model, eps=1e-5)
+        bias_P = torch.zeros(padded)
+        bias_P[vocab_size:] = -math.inf
+        self.register_buffer("padding_bias_P", bias_P, persistent=False)
         # Where tied, no second reference to the embedding: a state dict would hold it twice.
         self.head = None if config.tied_head else nn.Linear(config.d_model, padded, bias=False)
         self._initialise(seed, branch_std=INIT_STD / math.sqrt(2 * config.n_layers))
@@ -90,6 +95,12 @@ class GPT(nn.Module):
 
     def logits(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         return F.linear(hidden_BTD, self.head_weight)[..., : self.vocab_size]
+
+    def masked_logits(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        """Returns logits with the padding, (B, T, P), which is minus infinity: without mass or
+        gradient. Cutting it off would copy the gradient of all logits.
+        """
+        return F.linear(hidden_BTD, self.head_weight, self.padding_bias_P)
 
     @property
     def head_weight(self) -> torch.Tensor:

@@ -6,37 +6,27 @@ after s updates and the training loss of update s + 1.
 """
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
 
-from crope.config import Config, TrainConfig
-from crope.data.batches import TokenArray, resident, sample_batch
+from crope.config import Config
+from crope.data.batches import resident
 from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet
 from crope.files import MetricsWriter, write_bytes
 from crope.model.gpt import GPT
-from crope.seeding import torch_seed
 from crope.train.checkpoint import TrainState, load_checkpoint, save_checkpoint, weights_bytes
 from crope.train.device import prepare_device
-from crope.train.losses import (
-    LossFunction,
-    ValidationFunction,
-    build_losses,
-    full_means,
-    sampled_means,
-)
-
-QKV = re.compile(r"\.[qkv]_proj\.")
+from crope.train.graphs import build_graphs
+from crope.train.losses import ValidationFunction, build_losses, full_means, sampled_means
+from crope.train.update import Updates, build_optimizer
 
 Line = dict[str, float]
 
@@ -79,11 +69,13 @@ def train(
     device = prepare_device(config.runtime)
     optimizer = build_optimizer(model.to(device), config.train)
     state = TrainState(model, optimizer, _made_with(run_id, tokens, device))
-    training, validation = build_losses(model, config, device)
+    graphs = build_graphs(config.runtime, device)
+    training, validation = build_losses(model, config, device, graphs)
     corpus = replace(
         tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device)
     )
     start, seconds_before, kept_bytes = load_checkpoint(folder, state)
+    updates = Updates(state, training, corpus.train, config, start=start, graphs=graphs)
     saved_at = time.perf_counter()
     began = saved_at - seconds_before
     with MetricsWriter(folder / "metrics.jsonl", keep=kept_bytes) as metrics:
@@ -115,7 +107,7 @@ def train(
                         state, validation, corpus, config, step=step, may_end=partial(may_end, step)
                     )
             if step < config.train.max_steps:
-                loss, norm = train_step(state, training, corpus.train, config, step=step)
+                loss, norm = updates.train_step(step=step)
                 line |= meter.add(loss, norm, step, state)
             if line:
                 meter.check_finite(line, step)
@@ -134,34 +126,6 @@ def _made_with(run_id: str, tokens: TokenSet, device: torch.device) -> dict[str,
     return made_with
 
 
-def train_step(
-    state: TrainState,
-    loss_function: LossFunction,
-    tokens: TokenArray,
-    config: Config,
-    *,
-    step: int,
-) -> tuple[Tensor, Tensor | None]:
-    """Updates the parameters once; returns the batch's loss and, if train.grad_clip is set, the
-    gradient norm before clipping, both still on the device.
-    """
-    batch = sample_batch(tokens, config=config, step=step, purpose="train")
-    if config.model.dropout:
-        torch.manual_seed(torch_seed(config.seed, "dropout", step))
-    state.model.train()
-    # Not after the update: `Meter.add` takes the norm of the gradients.
-    state.optimizer.zero_grad(set_to_none=True)
-    loss = loss_function(*batch)
-    loss.backward()
-    norm = None
-    if config.train.grad_clip:
-        norm = nn.utils.clip_grad_norm_(state.model.parameters(), config.train.grad_clip)
-    for group in state.optimizer.param_groups:
-        group["lr"] = group["lr_factor"] * config.train.learning_rate(step)
-    state.optimizer.step()
-    return loss.detach(), norm
-
-
 @torch.no_grad()
 def validate(
     state: TrainState,
@@ -170,7 +134,7 @@ def validate(
     config: Config,
     *,
     step: int,
-    may_end: Callable[[], None] = lambda: None,
+    may_end: Callable[[], None],
 ) -> Line:
     """Computes the validation means due after `step` updates; after the last also the training
     split's. `may_end` is called before each batch of a full pass, which can take minutes.
@@ -178,7 +142,6 @@ def validate(
     line: Line = {}
     last = step == config.train.max_steps
     state.model.eval()
-
     full = partial(full_means, validation, config=config, may_end=may_end)
     if last or step % config.eval.every == 0:
         line |= sampled_means(validation, tokens.validation, config=config, step=step)
@@ -189,31 +152,6 @@ def validate(
     return line
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
-    """Builds AdamW of Sec. 5.3; on request Q, K and V as a second group, with another rate.
-
-    Weight decay applies to every parameter, as with torch's model.parameters().
-    """
-    groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "lr_factor": 1.0}]
-    if config.qkv_lr_factor != 1:
-        qkv: list[nn.Parameter] = []
-        others: list[nn.Parameter] = []
-        for name, parameter in model.named_parameters():
-            (qkv if QKV.search(name) else others).append(parameter)
-        groups = [
-            {"params": others, "lr_factor": 1.0},
-            {"params": qkv, "lr_factor": config.qkv_lr_factor},
-        ]
-    return AdamW(
-        groups,
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
-
-
 class Meter:
     """Speed and finiteness of the training steps.
 
@@ -222,9 +160,8 @@ class Meter:
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.device = device
-        self.tokens_per_step = config.train.batch_size * config.train.seq_len
         self.losses: dict[int, Tensor] = {}  # by step, not yet checked
-        self.log_every = config.runtime.log_every
+        self.config = config
         self._restart()
 
     def _restart(self) -> None:
@@ -239,7 +176,7 @@ class Meter:
         """
         self.steps += 1
         self.losses[step] = loss
-        if step % self.log_every:
+        if step % self.config.runtime.log_every:
             return {}
         if norm is None:
             gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
@@ -249,9 +186,11 @@ class Meter:
         line: Line = {
             "train/loss_nats": loss_nats,
             "train/grad_norm": norm.item(),
-            "train/lr": state.optimizer.param_groups[0]["lr"],
+            "train/lr": self.config.train.learning_rate(step),
             "time/step_ms": 1000 * seconds,
-            "speed/tokens_per_s": self.tokens_per_step / seconds,
+            "speed/tokens_per_s": self.config.train.batch_size
+            * self.config.train.seq_len
+            / seconds,
         }
         if self.device.type == "cuda":
             line["memory/peak_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30

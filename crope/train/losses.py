@@ -13,6 +13,7 @@ from crope.config import Config
 from crope.data.batches import TokenArray, full_pass, sample_batch
 from crope.model.gpt import GPT
 from crope.train.device import compiles, return_freed_memory
+from crope.train.graphs import Captured, Graphs
 
 # The mean does not depend on how windows are batched; one window at a time would leave most of a
 # device idle.
@@ -25,21 +26,23 @@ ValidationFunction = Callable[[Tensor, Tensor], dict[str, Tensor]]
 
 
 def cross_entropy(
-    model: GPT, inputs_BT: Tensor, targets_BT: Tensor, *, bf16: bool = False
+    model: GPT, inputs_BT: Tensor, targets_BT: Tensor, *, bf16: bool = False, masked: bool = False
 ) -> Tensor:
     """Computes the reference loss, the source of every reported number: mean next-token cross
     entropy in nats, on request under bf16 autocast.
+
+    masked    equal to rounding, without a copy of the logits' gradient (`GPT.masked_logits`)
     """
-    logits_BTV = float_logits(model, inputs_BT, bf16=bf16)
+    logits_BTV = float_logits(model, inputs_BT, bf16=bf16, masked=masked)
     return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
 
-def float_logits(model: GPT, inputs_BT: Tensor, *, bf16: bool) -> Tensor:
-    """Computes logits, (B, T, V), in float32 under autocast too, as the log-sum-exp of the loss then
-    is; those of float64 models (tests) stay float64. The head's padding columns are cut off.
+def float_logits(model: GPT, inputs_BT: Tensor, *, bf16: bool, masked: bool = False) -> Tensor:
+    """Computes logits, (B, T, V or P), in float32 under autocast too, as the log-sum-exp of the loss
+    then is; those of float64 models (tests) stay float64.
     """
     with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=bf16):
-        logits_BTV = model.logits(model(inputs_BT))
+        logits_BTV = (model.masked_logits if masked else model.logits)(model(inputs_BT))
     return logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
 
 
@@ -49,44 +52,40 @@ def token_losses(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     return losses.view_as(targets_BT)
 
 
-def window_means(
-    model: GPT, inputs_BT: Tensor, targets_BT: Tensor, *, bf16: bool
-) -> dict[str, Tensor]:
-    """Computes what validation reports: by name the mean of each window, (B,)."""
-    logits_BTV = float_logits(model, inputs_BT, bf16=bf16)
-    return {"loss_nats": token_losses(logits_BTV, targets_BT).mean(dim=-1)}
-
-
 def build_losses(
-    model: GPT, config: Config, device: torch.device
+    model: GPT, config: Config, device: torch.device, graphs: Graphs | None = None
 ) -> tuple[LossFunction, ValidationFunction]:
     """Builds functions of (inputs_BT, targets_BT): for training the loss in nats, the mean over all
     tokens, for validation the means of each window.
 
     They use bf16 autocast if train.precision says so and are compiled where that pays, as one graph
-    without fallback to eager. Shorter last batches of a full pass run eagerly, row by row: each
-    shape would need its own compilation, and eager logits of many rows would exceed a training
-    step's memory.
+    without fallback to eager; with `graphs` a validation batch is a CUDA graph. Shorter last batches
+    of a full pass run eagerly, row by row: each shape would need its own compilation, and eager
+    logits of many rows would exceed a training step's memory.
     """
     bf16 = config.train.precision == "bf16"
 
-    def mean_loss(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        return cross_entropy(model, inputs_BT, targets_BT, bf16=bf16)
+    def training(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        return cross_entropy(model, inputs_BT, targets_BT, bf16=bf16, masked=True)
 
-    def means(inputs_BT: Tensor, targets_BT: Tensor) -> dict[str, Tensor]:
-        return window_means(model, inputs_BT, targets_BT, bf16=bf16)
+    def window_means(inputs_BT: Tensor, targets_BT: Tensor) -> dict[str, Tensor]:
+        logits_BTV = float_logits(model, inputs_BT, bf16=bf16)
+        return {"loss_nats": token_losses(logits_BTV, targets_BT).mean(dim=-1)}
 
-    if not compiles(config, device):
-        return mean_loss, means
-    training = shielded(torch.compile(mean_loss, dynamic=False, fullgraph=True))
-    compiled = shielded(torch.compile(means, dynamic=False, fullgraph=True))
+    whole: ValidationFunction = window_means
+    if compiles(config, device):
+        training = shielded(torch.compile(training, dynamic=False, fullgraph=True))
+        whole = shielded(torch.compile(window_means, dynamic=False, fullgraph=True))
+    elif graphs is None:
+        return training, window_means
     batch_sizes = (config.train.batch_size, full_batch_size(config))
-    shapes = [(batch_size, config.train.seq_len) for batch_size in batch_sizes]
+    by_size = {size: Captured(whole, graphs) if graphs else whole for size in batch_sizes}
 
     def validation(inputs_BT: Tensor, targets_BT: Tensor) -> dict[str, Tensor]:
-        if tuple(inputs_BT.shape) in shapes:
-            return compiled(inputs_BT, targets_BT)
-        rows = [means(*row) for row in zip(inputs_BT.split(1), targets_BT.split(1), strict=True)]
+        if inputs_BT.shape[1] == config.train.seq_len and len(inputs_BT) in by_size:
+            return by_size[len(inputs_BT)](inputs_BT, targets_BT)
+        pairs = zip(inputs_BT.split(1), targets_BT.split(1), strict=True)
+        rows = [window_means(*pair) for pair in pairs]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
     return training, validation

@@ -81,14 +81,19 @@ def test_sequence_longer_than_max_len_is_rejected():
 # Padding rows
 
 
+@pytest.mark.parametrize("head", ["logits", "masked_logits"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_gradients_are_those_without_padding(tied, monkeypatch):
+def test_loss_and_gradients_are_those_without_padding(tied, head, monkeypatch):
     config = model_config("crope", tied_head=tied)
     padded = build(config).double()
     monkeypatch.setattr("crope.model.gpt.VOCAB_MULTIPLE", 1)
     plain = build(config).double()
+    losses = []
     for model in (padded, plain):
-        cross_entropy(model, INPUTS, TARGETS).backward()
+        model.logits = getattr(model, head if model is padded else "logits")
+        losses.append(cross_entropy(model, INPUTS, TARGETS))
+        losses[-1].backward()
+    assert_close(*losses, atol=1e-12)
     assert len(padded.embedding.weight) == 128
     for found, expected in zip(padded.parameters(), plain.parameters(), strict=True):
         rows = len(expected)

@@ -23,6 +23,7 @@ from crope.records import run_json, store
 from crope.runs import run as run_module
 from crope.train import checkpoint
 from crope.train import loop as trainer
+from crope.train.update import Updates
 from tests.conftest import count_steps_as_seconds, make_toy_tokens, same_bits, toy_run
 
 PHASES = (
@@ -146,7 +147,7 @@ def note_phases(board):
 
     The phase "resume" lasts to the first other phase.
     """
-    real_step, real_load = trainer.train_step, trainer.load_checkpoint
+    real_step, real_load = Updates.train_step, trainer.load_checkpoint
     real_open, real_write = files.MetricsWriter.__init__, files.write_bytes
 
     def during(phase, function):
@@ -178,7 +179,7 @@ def note_phases(board):
         self.file = SlowFile(path, "a")
         time.sleep(PIECES * PAUSE_S)
 
-    trainer.train_step, trainer.load_checkpoint = during(STEP, step), load
+    Updates.train_step, trainer.load_checkpoint = during(STEP, step), load
     files.write_bytes = checkpoint.write_bytes = write
     files.MetricsWriter.__init__ = open_metrics
     files.MetricsWriter.write = during(APPEND, files.MetricsWriter.write)

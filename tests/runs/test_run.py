@@ -19,8 +19,8 @@ from crope.records.store import is_complete, read_record
 from crope.runs.load import build_model
 from crope.runs.provenance import collect
 from crope.runs.run import execute, record_failure
-from crope.train import loop
 from crope.train.checkpoint import checkpoints
+from crope.train.update import Updates
 from tests.conftest import contents, during_step, raises_one_line, same_bits, stop, toy_run
 from tests.records.conftest import edit
 
@@ -198,13 +198,13 @@ def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
 ):
     """Update 5 has no line of metrics; the checkpoint after it must not be saved."""
     run = toy_run(tmp_path, f"runtime.checkpoint_seconds={seconds}")
-    real = loop.train_step
+    real = Updates.train_step
 
-    def step(*args, step, **more):
-        loss, norm = real(*args, step=step, **more)
+    def step(updates, *, step):
+        loss, norm = real(updates, step=step)
         return loss * (math.nan if step == bad_step else 1.0), norm
 
-    with mock.patch("crope.train.loop.train_step", step):
+    with mock.patch.object(Updates, "train_step", step):
         execute(run)
     assert summary(run)["error"]["type"] == "NonFiniteLoss"
     assert summary(run)["error"]["step"] == bad_step
@@ -238,7 +238,7 @@ def test_the_record_of_a_failure_stays_until_the_next_attempt_ends(run):
 def test_a_run_that_cannot_be_saved_fails_before_its_first_step(run, monkeypatch):
     """Two parameters in one memory, which are two to the optimiser."""
     steps = mock.Mock()
-    monkeypatch.setattr("crope.train.loop.train_step", steps)
+    monkeypatch.setattr(Updates, "train_step", steps)
 
     def shared(config):
         model = build_model(config)

@@ -12,12 +12,19 @@ import pytest
 import torch
 
 from crope.config import RuntimeConfig
+from crope.data.batches import resident
 from crope.model import attention
 from crope.records.store import read_record
 from crope.runs import run as run_module
+from crope.runs.load import build_model
 from crope.runs.run import execute
 from crope.runs.sweep import run_all
+from crope.train import losses
+from crope.train.checkpoint import TrainState
 from crope.train.device import prepare_device, set_numerics
+from crope.train.graphs import Captured, build_graphs
+from crope.train.losses import build_losses
+from crope.train.update import Updates, build_optimizer
 from tests.conftest import during_step, make_toy_tokens, same_bits, stop, toy_run
 from tests.model.oracles import (
     CHOICES,
@@ -33,6 +40,7 @@ KIND = os.environ.get("CROPE_TEST_DEVICE", "cuda")
 pytestmark = pytest.mark.skipif(
     KIND == "cuda" and not torch.cuda.is_available(), reason="needs a GPU"
 )
+needs_gpu = pytest.mark.skipif(KIND != "cuda", reason="no rehearsal on a CPU")
 WIDTH = 128  # of runs: an attention kernel is chosen by the width of a head
 LENGTH = 200  # tokens: more than one tile of an attention kernel, and no multiple of one
 TOKENS = random_tokens(length=LENGTH)
@@ -116,6 +124,64 @@ def test_compiled_steps_are_those_of_eager(model, toy_tokens, tmp_path):
         assert by_step(rows[1], key) == pytest.approx(by_step(rows[0], key), rel=1e-4)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_captured_run_has_the_bits_of_an_ordinary_one(
+    compiled, toy_tokens, tmp_path, monkeypatch
+):
+    """Updates with dropout and a limit of the norm; sampled and full validation. With and without
+    compilation.
+    """
+    monkeypatch.setattr("crope.train.losses.FULL_BATCH_TOKENS", 32)
+    options = (*EXACT, f"runtime.compile={compiled}", "train.grad_clip=0.1", "eval.full_tokens=0")
+    found = []
+    for graph in (False, True):
+        more = f"runtime.cuda_graph={graph}"
+        model, rows = trained(toy_tokens, tmp_path / str(graph), *options, more)
+        kept = [{key: row[key] for key in row if key.endswith("_nats")} for row in rows]
+        found.append((kept, [parameter.tolist() for parameter in model.parameters()]))
+    assert found[0] == found[1]
+
+
+@needs_gpu
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_step_does_not_wait_for_the_device(graph, toy_tokens, tmp_path):
+    """torch raises for each operation that would, after the warm-up and the capture."""
+    config = toy_run(tmp_path, f"runtime.device={KIND}", f"runtime.cuda_graph={graph}").config
+    device = prepare_device(config.runtime)
+    graphs = build_graphs(config.runtime, device)
+    model = build_model(config).to(device)
+    state = TrainState(model, build_optimizer(model, config.train), {})
+    training, _ = build_losses(model, config, device, graphs)
+    updates = Updates(state, training, resident(toy_tokens.train, device), config, graphs=graphs)
+    for step in range(8):
+        torch.cuda.set_sync_debug_mode("error" if step > 4 else "default")
+        updates.train_step(step=step)
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+def test_a_function_that_waits_is_not_captured_and_goes_on(capsys):
+    graphs = build_graphs(RuntimeConfig(cuda_graph=True), torch.device(KIND))
+    function = Captured(lambda x: x * x.item(), graphs)
+    found = [function(torch.tensor(float(value), device=KIND)).item() for value in range(6)]
+    assert found == [0, 1, 4, 9, 16, 25]
+    assert "without a CUDA graph" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_masked_head_has_the_loss_and_gradients_of_the_reference(bf16):
+    """70 tokens in 128 columns."""
+    decoder = random_decoder("crope").float().to(KIND)
+    found = []
+    for masked in (False, True):
+        loss = losses.cross_entropy(
+            decoder, TOKENS.to(KIND), TARGETS.to(KIND), bf16=bf16, masked=masked
+        )
+        found.append([loss, *torch.autograd.grad(loss, list(decoder.parameters()))])
+    for reference, gradient in zip(*found, strict=True):
+        assert (gradient - reference).norm() <= 1e-2 * (reference.norm() + 1e-2)
+
+
 def nothing():
     pass
 
@@ -158,8 +224,10 @@ def whole(tmp_path_factory):
     ],
 )
 def test_an_interrupted_run_continues_to_the_same_bits(action, status, word, whole, tmp_path):
-    """Killed, stopped or out of memory within its eighth update: one line, and no update is lost."""
-    run = toy_run(tmp_path, *EXACT)
+    """Killed, stopped or out of memory within its eighth update, a replay: one line, and no update is
+    lost.
+    """
+    run = toy_run(tmp_path, *EXACT, "runtime.cuda_graph=true")
     (outcome,) = train_together(tmp_path, run, action=action)
     assert outcome.status == status
     assert word in outcome.text

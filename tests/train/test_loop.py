@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from crope.data.batches import sample_batch
+from crope.data.batches import draw_offsets, sample_batch
 from crope.files import read_metrics
 from crope.plan.compose import load_run
 from crope.runs.load import build_model
@@ -20,6 +20,7 @@ from crope.train.checkpoint import checkpoints
 from crope.train.device import compiles
 from crope.train.loop import Stopped, train
 from crope.train.losses import build_losses, cross_entropy, shielded
+from crope.train.update import Updates
 from tests.conftest import toy_run
 from tests.model.oracles import CHOICES, assert_close, slow_losses
 
@@ -152,19 +153,19 @@ def clock(monkeypatch):
     """A clock that step s moves by s + 1 seconds, every validation by 50, every checkpoint by 20."""
     clock = SimpleNamespace(now=0.0)
 
-    def slow(name, seconds):
-        real = getattr(loop, name)
+    def slow(owner, name, seconds):
+        real = getattr(owner, name)
 
         def timed(*args, step, **more):
             clock.now += seconds(step)
             return real(*args, step=step, **more)
 
-        monkeypatch.setattr(loop, name, timed)
+        monkeypatch.setattr(owner, name, timed)
 
     monkeypatch.setattr("crope.train.loop.time", SimpleNamespace(perf_counter=lambda: clock.now))
-    slow("train_step", lambda step: step + 1)
-    slow("validate", lambda step: 50)
-    slow("save_checkpoint", lambda step: 20)
+    slow(Updates, "train_step", lambda step: step + 1)
+    slow(loop, "validate", lambda step: 50)
+    slow(loop, "save_checkpoint", lambda step: 20)
 
 
 def test_speeds_are_those_of_the_steps_without_validation(toy, clock):
@@ -233,20 +234,22 @@ def test_dropout_masks_are_those_of_the_seed_and_the_step(toy, monkeypatch):
 
 
 def test_batches_are_drawn_for_the_split_the_seed_and_the_step(toy, monkeypatch):
-    """And for nothing else. The training split has 900 tokens, the validation split 300."""
+    """And for nothing else; those of all updates at once. The training split has 900 tokens, the
+    validation split 300.
+    """
     seen = []
 
     def note(tokens, *, config, step, purpose):
         seen.append((len(tokens), config.seed, step, purpose))
-        return sample_batch(tokens, config=config, step=step, purpose=purpose)
+        return draw_offsets(tokens, config=config, step=step, purpose=purpose)
 
-    monkeypatch.setattr("crope.train.losses.sample_batch", note)
-    monkeypatch.setattr("crope.train.loop.sample_batch", note)
+    monkeypatch.setattr("crope.data.batches.draw_offsets", note)
+    monkeypatch.setattr("crope.train.update.draw_offsets", note)
     toy("seed=3", "eval.batches=2", "train.max_steps=1")
     assert seen == [
+        (900, 3, 0, "train"),
         (300, 3, 0, "validation/0"),
         (300, 3, 0, "validation/1"),
-        (900, 3, 0, "train"),
         (300, 3, 1, "validation/0"),
         (300, 3, 1, "validation/1"),
     ]

@@ -13,7 +13,7 @@ from crope.model.projections import PROJECTIONS, layers
 from crope.records.store import read_record
 from crope.runs.load import build_model, load_trained
 from crope.runs.run import execute
-from crope.train.loop import build_optimizer
+from crope.train.update import build_optimizer
 from tests.conftest import TOY_VOCAB, toy_run
 from tests.model.oracles import (
     assert_close,
