@@ -16,7 +16,7 @@ from crope.errors import UserError
 from crope.files import write_bytes
 from crope.report.evidence import estimate, load_contrasts, term_label, term_runs
 from crope.report.frame import COMPARED, load_curves, load_frame
-from crope.report.tables import MINUS, interval_text, place
+from crope.report.tables import MINUS, place
 from crope.style import MUTED, new_figure, render
 
 LOSS = "val/loss_nats"  # of the sampled validation
@@ -58,13 +58,12 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
             label = ", ".join([name, *(f"{key}={part[key].iloc[0]}" for key in varied)])
             curve = difference_curves(frame.loc[part["index"]], frame.loc[part["index_base"]])
             curves[label] = curve
-            final = estimate(part["loss"] - part["loss_base"])
-            seeds = f"n = {final['n']}" + ": no interval" * (final["n"] == 1)
+            shown = curve.iloc[:: -(len(curve) // 4 or 1)][::-1]
+            shown.loc["final"] = estimate(part["loss"] - part["loss_base"])
+            shown = shown[["n", "mean", "low", "high"]].dropna(axis="columns")
+            one = " (one seed: no interval)" * (len(part) == 1)
             means = f"{part['loss'].mean():.4f} {MINUS} {part['loss_base'].mean():.4f}"
-            text += [f"{label}\n  final {means}: {interval_text(final)}, {seeds}"]
-            last = curve.iloc[:: -(len(curve) // 4 or 1)][::-1]
-            shown = last[["mean", "low", "high"]].dropna(axis="columns")
-            text += [shown.to_string(float_format="{:+.4f}".format)]
+            text += [f"{label}: {means}{one}", shown.to_string(float_format="{:+.4f}".format)]
     write_bytes(out, render(draw_differences(curves), "png"))
     drawn = min(len(curves), len(PALETTE))
     return "\n".join([*text, f"nats per token; {out}: {drawn} of {len(curves)} differences"])
