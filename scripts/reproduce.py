@@ -51,6 +51,7 @@ def main() -> int:
     say_unknown_commit()
     beyond = asked_beyond()  # minutes a run, which no other number needs
     plan, problems = with_data(plan)
+    studies = plan.studies  # without data of the tables: another
     problems += train_all(plan.runs())
     plan = replace(plan, studies=[study for study in studies if study in beyond])
     problems += extrapolate_all(plan.runs())

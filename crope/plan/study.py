@@ -37,7 +37,7 @@ SCALES = ("paper", "medium", "quick", "smoke")
 TABLES = ("table1", "table2")
 REPLACED = ("model", "data", "ablation")  # sections that `compose_runs` sets without Hydra
 NAMED = ("data", "ablation", "model", "seed")  # axes of which a cell has a field
-STAND_IN = "tiny"  # the corpus of Tables 1 and 2 where none of the paper's can be had
+OFFLINE = "tiny"  # the study in place of Tables 1 and 2 where none of their corpora can be had
 
 
 @dataclass(frozen=True)
@@ -162,20 +162,13 @@ def study_runs(
     """
     runs: dict[str, Run] = {}
     for study in studies:
-        for _, run in _expand(study, scale, corpora_of(study, without), overrides):
+        corpora = [name for name in study_axes(study)["data"] if name not in without]
+        for _, run in _expand(study, scale, corpora, overrides):
             for seed in first_seeds(study, seeds):
                 seeded = replace(run, config=replace(run.config, seed=seed))
                 runs[seeded.run_id] = seeded
     # A table with one seed in every cell says more than one with all seeds in some.
     return sorted(runs.values(), key=lambda run: run.config.seed)
-
-
-def corpora_of(study: str, without: Collection[str] = ()) -> list[str]:
-    """Lists a study's corpora not in `without`; STAND_IN if Tables 1 and 2 have none left."""
-    corpora = [name for name in study_axes(study)["data"] if name not in without]
-    if study in TABLES and not corpora and STAND_IN not in without:
-        return [STAND_IN]
-    return corpora
 
 
 @cache
@@ -198,7 +191,7 @@ def table_cells(scale: str) -> list[Cell]:
 
 def study_cells(study: str, scale: str) -> list[Cell]:
     """Lists a study's cells at the scale that its file fixes, else at `scale`; a smoke test shows
-    no study of another scale. STAND_IN joins the corpora of Tables 1 and 2.
+    no study of another scale.
     """
     planned = planned_scale([study])
     if scale == "smoke" and planned not in (None, scale):
@@ -206,8 +199,7 @@ def study_cells(study: str, scale: str) -> list[Cell]:
     axes, seeds = study_axes(study), planned_seeds(study)
     varied = [axis for axis, values in axes.items() if len(values) > 1 and axis not in NAMED]
     cells = []
-    added = [STAND_IN] if study in TABLES and STAND_IN not in axes["data"] else []
-    for choice, run in _expand(study, planned or scale, axes["data"] + added):
+    for choice, run in _expand(study, planned or scale, axes["data"]):
         setting = ", ".join(f"{axis}={choice[axis]}" for axis in varied)
         names = (study, run.dataset, run.row, run.model, setting, run.scale)
         cells.append(Cell(*names, cell_key(run.container), seeds))

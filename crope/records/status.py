@@ -13,7 +13,7 @@ import yaml
 from crope.errors import InvalidRecord, one_line
 from crope.files import read_yaml
 from crope.plan.compose import Run
-from crope.plan.study import SCALES, STAND_IN, planned_scale, study_axes, study_runs
+from crope.plan.study import SCALES, planned_scale, study_runs
 from crope.records.locks import is_locked
 from crope.records.sources import code_note
 from crope.records.store import UNREADABLE, Record, last_values, read_described, read_record
@@ -139,16 +139,12 @@ def render_status(
     files = (results_dir / "runs").glob("*/run.json")
     present = [described for file in files if (described := read_described(file.parent))]
     at = next((name for name in SCALES if name in {run["scale"] for run in present}), "quick")
-    datasets = {run["dataset"] for run in present}
     lines: list[str] = []
     planned: dict[str, Run] = {}
     states: dict[str, RunState] = {}  # of a run that two studies share once
     for study in studies:
         its_scale = scale or planned_scale([study]) or at
-        corpora = study_axes(study)["data"]
-        stands_in = STAND_IN in datasets and datasets.isdisjoint(corpora)
-        without = corpora if stands_in else ()
-        of_study = study_runs([study], scale=its_scale, seeds=seeds, without=without)
+        of_study = study_runs([study], scale=its_scale, seeds=seeds)
         runs = {run.run_id: run for run in of_study}
         for run_id in runs.keys() - states.keys():
             states[run_id] = state_of(results_dir / "runs" / run_id)

@@ -7,7 +7,6 @@ import pandas as pd
 
 from crope import paper
 from crope.data.grammar import VALIDATION_NATS
-from crope.plan.study import STAND_IN
 from crope.report.frame import Runs, dataset_label
 from crope.report.tables import Table
 
@@ -104,7 +103,7 @@ def verdict(runs: Runs) -> list[str]:
             beside = f"RoPE {run['loss']:.3f}, published {run['published']:.3f}"
             if of_paper := paper.printed_loss("table1", "base", run["dataset"], "rope"):
                 beside += f", the paper's at its size {of_paper.mean_nats:.3f}"
-            if dataset == STAND_IN:
+            if dataset == "tiny":
                 lowest = VALIDATION_NATS / run["provenance.data.splits.validation.tokens"]
                 beside += f", the lowest possible {lowest:.3f}"
             text.append(f"  {beside}")

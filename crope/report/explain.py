@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from crope.errors import UserError
-from crope.plan.study import STAND_IN, TABLES, study_axes, study_cells
+from crope.plan.study import TABLES, study_axes, study_cells
 from crope.records.store import set_folders
 from crope.report.evidence import (
     PLACE,
@@ -81,7 +81,7 @@ def _cell_names() -> list[str]:
     for study in TABLES:
         axes = study_axes(study)
         rows = [f"{row}/" for row in axes.get("ablation", ())] or [""]
-        for dataset, row, model in product([*axes["data"], STAND_IN], rows, axes["model"]):
+        for dataset, row, model in product(axes["data"], rows, axes["model"]):
             names.append(f"{study}/{row}{dataset}/{model}")
     return names
 

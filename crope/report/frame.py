@@ -16,7 +16,7 @@ import pandas as pd
 from crope import paper
 from crope.errors import InvalidRecord, UserError
 from crope.plan.compose import group_files, group_values
-from crope.plan.study import SCALES, STAND_IN, TABLES, Cell
+from crope.plan.study import SCALES, TABLES, Cell
 from crope.records.sources import code_note
 from crope.records.store import Record, is_set, read_curves, read_runs, set_folders
 
@@ -25,7 +25,7 @@ OWN = "yours"  # the record set of the user's own runs
 DIVERGED = "NonFiniteLoss"  # the error of a run whose loss became infinite: a result of its rate
 PUBLISHED_SCALE = "quick"  # of published runs, where the file of their study names none
 LENGTHS = 4  # the length at which `longer_nats` is measured, over the training length
-DATASET_LABELS = paper.DATASET_LABELS | {STAND_IN: "tiny (a grammar)"}
+DATASET_LABELS = paper.DATASET_LABELS | {"tiny": "tiny (a grammar)"}
 # Present also where no run has them, so that a selection from an empty frame is empty.
 COLUMNS = [
     "run_id",

@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 
 from crope import paper
-from crope.plan.study import STAND_IN
 from crope.report.evidence import crope_minus_rope, estimate
 from crope.report.frame import PAIR, dataset_label, model_label
 from crope.report.tables import MINUS, Table, interval_text, signed
@@ -136,13 +135,12 @@ def loss_table(
     """Makes Table 1 or 2.
 
     cells        of both tables, at the scale that is reported
-    runs         of `by_study`; where all of a table are of STAND_IN, its lines are the only ones
+    runs         of `by_study`
     paper_size   published ones of the paper's own size; empty where `runs` are of it
     missing      of `missing_words`
     """
     runs, paper_size = (of_tables[of_tables["study"] == name] for of_tables in (runs, paper_size))
-    stands_in = set(runs["dataset"]) == {STAND_IN}
-    cells = cells[(cells["study"] == name) & ((cells["dataset"] == STAND_IN) == stands_in)]
+    cells = cells[cells["study"] == name]
     models = list(cells["model"].unique())
     lines, sizes = [], {}
     for names, of_row in cells.groupby(["dataset", "row"], sort=False):
@@ -155,13 +153,13 @@ def loss_table(
         if len(large):
             empty = ["missing"] * len(models)
             lines += measured_lines(name, (dataset, row), models, large, empty, LARGE)
-    caption = f"{paper.TABLE_TITLES[name]}{f' (here on {STAND_IN})' * stands_in}, nats per token"
+    caption = f"{paper.TABLE_TITLES[name]}, nats per token"
     parameters = _parameters(runs) if name == "table1" else {}
     return LossTable(name, caption, models, lines, sizes, parameters)
 
 
 def paper_lines(name: str, dataset: str, row: str, models: list[str]) -> list[LossLine]:
-    """Makes the paper's line of a row; none where it has none, as for STAND_IN."""
+    """Makes the paper's line of a row; none where it has none."""
     found = {}
     for model in models:
         if loss := paper.printed_loss(name, row, dataset, model):

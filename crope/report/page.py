@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from crope.errors import InvalidRecord, UserError, log_line, one_line
 from crope.files import write_bytes, write_text
-from crope.plan.study import STAND_IN, TABLES, Cell, expected_cells, table_cells
+from crope.plan.study import TABLES, Cell, expected_cells, table_cells
 from crope.report import agreement, compare, figures, losses, tables
 from crope.report.evidence import answers, load_contrasts, subjects
 from crope.report.findings import Findings, findings
@@ -134,7 +134,7 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     UserError if runs of one row are not comparable.
     """
     every = [*table_cells(PUBLISHED_SCALE), *expected_cells(PUBLISHED_SCALE)]
-    cells = shown_cells(runs)
+    cells = table_cells(runs.scale)
     own = results(runs.own, [*cells, *expected_cells(runs.scale)])
     planned = cell_frame(cells)
     source, whose = runs.published, "published runs"
@@ -159,17 +159,6 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
         verdict=agreement.verdict(runs),
         card=agreement.card(runs),
     )
-
-
-def shown_cells(runs: Runs) -> list[Cell]:
-    """Lists the cells of Tables 1 and 2; those of STAND_IN only if the user has a run of each of
-    their models on it. Otherwise runs of another study would replace the paper's datasets.
-    """
-    cells = table_cells(runs.scale)
-    others = [cell for cell in cells if cell.dataset != STAND_IN]
-    stand_in = {cell.cell_key: cell.model for cell in cells if cell.dataset == STAND_IN}
-    own = {stand_in[key] for key in runs.own["cell_key"] if key in stand_in}
-    return cells if own == set(stand_in.values()) else others
 
 
 def build_report(

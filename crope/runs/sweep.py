@@ -32,7 +32,7 @@ from crope.errors import (
 )
 from crope.machine import usable_cores
 from crope.plan.compose import Run, load_run, quoted_override
-from crope.plan.study import STAND_IN, TABLES, corpora_of, study_axes, study_runs
+from crope.plan.study import OFFLINE, TABLES, study_axes, study_runs
 from crope.records.locks import is_locked
 from crope.records.sources import code_note
 from crope.records.store import is_complete, read_described
@@ -87,18 +87,18 @@ class Plan:
 def with_data(plan: Plan) -> tuple[Plan, list[str]]:
     """Returns the plan of the runs whose data is there, and a line for each failed dataset.
 
-    Token files are made here; otherwise every process would wait for the first one. If none of the
-    paper's datasets can be had, STAND_IN replaces them in Tables 1 and 2.
+    Token files are made here; otherwise every process would wait for the first one. If no
+    dataset of Tables 1 and 2 can be had, the study OFFLINE takes their place.
     """
     errors: dict[str, UserError] = {}
+    # That the tables lack a dataset which nobody can have here is no failure.
+    needed = [study_axes(study)["data"] for study in plan.studies if study not in TABLES]
     while failed := _make_tokens(plan.runs()):
         errors |= failed
         plan = replace(plan, without=list(errors))
-    tables = [study for study in plan.studies if study in TABLES]
-    if any(corpora_of(study, plan.without) == [STAND_IN] for study in tables):
-        log_line(f"no text of the paper's datasets: Tables 1 and 2 are trained on {STAND_IN}")
-    # That the tables lack a dataset which nobody can have here is no failure.
-    needed = [study_axes(study)["data"] for study in plan.studies if study not in TABLES]
+        if not plan.runs() and set(TABLES) & set(plan.studies):
+            log_line(f"no text of the paper's datasets: the study {OFFLINE} takes their place")
+            plan = replace(plan, studies=[OFFLINE])
     problems = []
     for name, error in errors.items():
         if not isinstance(error, DataUnavailable) or name in chain(*needed):

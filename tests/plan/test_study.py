@@ -89,7 +89,7 @@ def test_runs_that_differ_in_a_setting_alone_are_all_listed():
 
 def test_cells_of_tables_are_the_papers_in_its_order():
     """Three models a row; Table 2 shares its base row with Table 1."""
-    cells = [cell for cell in table_cells("quick") if cell.dataset != "tiny"]
+    cells = table_cells("quick")
     assert [cell.dataset for cell in cells[:9:3]] == ["pg19", "wikitext2", "ptb"]
     assert [cell.model for cell in cells[:3]] == ["xpos", "rope", "crope"]
     assert [cell.row for cell in cells[9::3]] == list(ROW_LABELS)
@@ -98,7 +98,7 @@ def test_cells_of_tables_are_the_papers_in_its_order():
 
 
 def test_cells_are_those_of_the_runs():
-    keys = {cell.cell_key for cell in table_cells("quick") if cell.dataset != "tiny"}
+    keys = {cell.cell_key for cell in table_cells("quick")}
     runs = study_runs(TABLES, scale="quick", seeds=1)
     assert {cell_key(run.container) for run in runs} == keys
 
@@ -138,12 +138,10 @@ def test_studies_of_two_scales_are_not_run_together():
     ("name", "without", "trained"),
     [
         ("table1", ["ptb"], {"pg19", "wikitext2"}),
-        ("table1", ["ptb", "pg19", "wikitext2"], {"tiny"}),
-        ("table1", ["ptb", "pg19", "wikitext2", "tiny"], set()),
         ("base", ["ptb", "wikitext2"], set()),
     ],
 )
-def test_tiny_stands_in_for_the_tables_where_no_dataset_can_be_had(name, without, trained):
+def test_datasets_that_cannot_be_had_are_left_out(name, without, trained):
     runs = study_runs([name], scale="smoke", seeds=1, without=without)
     assert {run.dataset for run in runs} == trained
 

@@ -162,12 +162,3 @@ def test_only_seeds_of_which_a_run_has_begun_are_counted(tmp_path):
         "together 18 runs, those of two studies counted once",
         f"1 others in {tmp_path / 'runs'} (python scripts/tools.py list)",
     ]
-
-
-def test_where_tiny_stood_in_its_runs_are_the_plan(tmp_path):
-    of_plan(tmp_path, "quick", "tiny", 0)
-    (line, *_) = counts(tmp_path, "table1", scale=None, seeds=None)
-    assert line.startswith("table1, quick: 3 runs: 1 stopped, 2 missing")
-    of_plan(tmp_path, "quick", "ptb", 0)  # there is text: tiny was chosen
-    (line, *_) = counts(tmp_path, "table1", scale=None, seeds=None)
-    assert line.startswith("table1, quick: 9 runs: 1 stopped, 8 missing")

@@ -41,10 +41,7 @@ def built(monkeypatch, tmp_path):
     def table_cells(scale):
         if scale == "paper":
             return cells(study="table1", setting="large")
-        found = cells(study="table2", dataset="pg19")
-        for name in ("ptb", "tiny"):
-            found += cells(study="table1", dataset=name) + cells(study="table2", dataset=name)
-        return found
+        return cells(study="table2") + cells(study="table1")
 
     def call(mine, public=PUBLIC, scale="quick", invalid=(), **options):
         found = Runs(scale, mine.assign(scale=scale), public, invalid)
@@ -113,16 +110,11 @@ def test_a_sentence_whose_answer_has_changed_costs_no_report(built, monkeypatch,
     assert "P1 is now open; the page does not say what was found" in capsys.readouterr().err
 
 
-def test_a_smoke_test_on_tiny_has_rows_of_its_own_in_a_report_of_its_own(built):
-    folder = built(own(rope=[5.0625], crope=[5.0], dataset="tiny"), NONE, scale="smoke")
+def test_a_smoke_test_has_a_report_of_its_own(built):
+    folder = built(own(rope=[5.0625], crope=[5.0]), NONE, scale="smoke")
     assert "scale: smoke" in page_text(folder)
     full = pd.read_csv(folder / "table1.csv").query("protocol == 'full'")
-    assert full[["dataset", "status"]].to_numpy().tolist() == [["tiny", "complete"]] * 2
-
-
-def test_a_run_of_another_study_on_tiny_does_not_stand_in(built):
-    folder = built(own(rope=[5.0625], dataset="tiny"))
-    assert set(pd.read_csv(folder / "table1.csv")["dataset"]) == {"ptb"}
+    assert list(full["status"]) == ["complete"] * 2
 
 
 def test_published_runs_of_the_papers_own_size_stand_below(built):

@@ -274,20 +274,21 @@ def test_complete_runs_need_no_data(made, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("study", "failing", "error", "trained", "problems"),
+    ("studies", "failing", "error", "trained", "problems"),
     [
         ("table1", ["pg19"], DataUnavailable, {"wikitext2", "ptb"}, []),
         ("table1", ["pg19", "wikitext2", "ptb"], DataUnavailable, {"tiny"}, []),
         ("table2", ["pg19", "tiny"], DataError, set(), ["no", "no"]),
         ("base", ["wikitext2"], DataUnavailable, {"ptb"}, ["no"]),
+        ("table2 fair_lr", ["pg19", "ptb", "wikitext2"], DataUnavailable, {"tiny"}, ["no", "no"]),
     ],
 )
-def test_tiny_stands_in_where_no_dataset_of_the_tables_can_be_had(
-    study, failing, error, trained, problems, made, errors, tmp_path
+def test_tiny_is_trained_where_no_dataset_of_the_tables_can_be_had(
+    studies, failing, error, trained, problems, made, errors, tmp_path
 ):
     """Any other fault of a dataset is a problem."""
     errors |= dict.fromkeys(failing, error("no"))
-    prepared, found = with_data(plan(tmp_path, study))
+    prepared, found = with_data(plan(tmp_path, *studies.split()))
     assert {run.dataset for run in prepared.runs()} == trained
     assert ("tiny 4096" in made) == ("tiny" in {*trained, *failing})
     assert found == problems
