@@ -21,7 +21,7 @@ from crope.style import MUTED, new_figure, render
 
 LOSS = "val/loss_nats"  # of the sampled validation
 PART = 10  # a point of a curve is the mean over so large a part of the run around it: a tenth
-RATES = (0.0005, 0.002, 0.008)  # of the published picture
+RATES = (0.0005, 0.001, 0.008)  # of the published picture
 PALETTE = [colormaps["Dark2"](place) for place in range(8)]  # no model's: these are differences
 HOW = "Mean over a tenth of the run; band: 95 % over seeds, at each step by itself"
 PLACE = ["record_set", "data", "ablation", "scale", *COMPARED]  # equal in a pair

@@ -199,7 +199,7 @@ def forest_lines(
     for estimate in of_groups:
         yield "title", {"label": f"{estimate['title']}: {estimate['n']} pairs"}
         for unit in units[units["group"] == estimate["title"]].to_dict("records"):
-            yield "unit", unit
+            yield "unit", unit | {"label": f"{unit['label']} ({unit['n']})"}
         yield "pool", estimate | {"label": interval_text(estimate, 3)}
     yield "title", {"label": f"All {of_all['units']} settings: {of_all['n']} pairs"}
     yield "pool", of_all | {"label": interval_text(of_all, 3)}

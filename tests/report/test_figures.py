@@ -113,8 +113,8 @@ def test_a_forest_plot_has_units_pools_and_the_papers_differences_by_line():
     (axis,) = forest().axes
     assert [label.get_text() for label in axis.get_yticklabels()] == [
         "long: 4 pairs",
-        "ptb",
-        "PG-19",
+        "ptb (3)",
+        "PG-19 (1)",
         "+0.010 (+0.005 to +0.015)",
         "All 2 settings: 4 pairs",
         "+0.010 (+0.005 to +0.015)",
