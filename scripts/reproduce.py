@@ -31,10 +31,10 @@ def main() -> int:
     # Not at the top: a misspelt option or study must not wait for torch.
     from crope.errors import log_line
     from crope.machine import default_scale
-    from crope.plan.study import TABLES, planned_scale
+    from crope.plan.study import TABLES, common_scale, load_study
 
     studies = options.study or TABLES
-    scale = options.scale or planned_scale(studies) or default_scale()
+    scale = options.scale or common_scale(studies) or default_scale()
 
     from crope.report.page import build_report
     from crope.runs.extrapolate import extrapolate_all
@@ -43,7 +43,7 @@ def main() -> int:
 
     plan = Plan(studies, scale, options.seeds, options.results_dir, options.overrides)
     for study in studies:
-        planned = planned_scale([study])
+        planned = load_study(study).scale
         if planned not in (None, scale):
             log_line(
                 f"{study} is planned at scale {planned}: runs at {scale} enter none of its numbers"
@@ -56,7 +56,7 @@ def main() -> int:
     plan = replace(plan, studies=[study for study in studies if study in beyond])
     problems += extrapolate_all(plan.runs())
     # Studies at the scale that their files fix join the report of the scale with most runs.
-    joins = all(planned_scale([study]) == scale for study in studies)
+    joins = all(load_study(study).scale == scale for study in studies)
     scale_shown = None if joins else scale
     invalid = build_report(results_dir=options.results_dir, scale=scale_shown, studies=studies)
     if problems:

@@ -36,7 +36,7 @@ from crope.plan.identity import cell_key
 SCALES = ("paper", "medium", "quick", "smoke")
 TABLES = ("table1", "table2")
 REPLACED = ("model", "data", "ablation")  # sections that `compose_runs` sets without Hydra
-NAMED = ("data", "ablation", "model", "seed")  # axes of which a cell has a field
+NAMED = ("data", "ablation", "model")  # axes of which a cell has a field
 OFFLINE = "tiny"  # the study in place of Tables 1 and 2 where none of their corpora can be had
 
 
@@ -58,62 +58,108 @@ class Cell:
     planned: tuple[int, ...]
 
 
-def study_axes(study: str) -> dict[str, list[str]]:
-    """Lists the values of each axis but the scale; the first axis varies slowest.
+@dataclass(frozen=True)
+class Study:
+    """A grid of runs as its file plans it.
 
-    Raises ConfigError if the study or its axes are missing.
+    axes    the values of each axis but seed and scale; the first axis varies slowest
+    seeds   fixed before the runs
+    scale   at which its runs are; None: any
     """
-    axes = {axis: values for axis, values in _axes(study).items() if axis != "scale"}
-    if not {"data", "model"} <= axes.keys():
-        raise ConfigError(
-            f"conf/study/{study}.yaml: give the axes data and model in hydra.sweeper.params"
-        )
-    return axes
 
+    name: str
+    axes: Mapping[str, list[str]]
+    seeds: tuple[int, ...]
+    scale: str | None
 
-def planned_scale(studies: Iterable[str]) -> str | None:
-    """Returns the scale that these studies' files fix; None if none does. Raises ConfigError if
-    they differ.
-    """
-    scales = {study: _axes(study).get("scale", [None])[0] for study in studies}
-    if len(set(scales.values())) > 1:
-        plans = ", ".join(f"{study} at {scale or 'any scale'}" for study, scale in scales.items())
-        raise ConfigError(
-            f"these studies are planned at different scales ({plans}); run one after the other"
-        )
-    return next(iter(scales.values()), None)
+    def first_seeds(self, count: int | None) -> tuple[int, ...]:
+        """Lists the first `count` planned seeds (None: all), then the integers after the largest."""
+        # Not from len(seeds) on: a plan may begin at a later seed, and would be repeated.
+        after = max(self.seeds) + 1
+        return (*self.seeds, *range(after, after + (count or 0)))[:count]
+
+    def cells(self, scale: str) -> list[Cell]:
+        """Lists the cells at the scale that the file fixes, else at `scale`; a smoke test shows no
+        study of another scale.
+        """
+        if scale == "smoke" and self.scale not in (None, scale):
+            return []
+        axes = self.axes.items()
+        varied = [axis for axis, values in axes if len(values) > 1 and axis not in NAMED]
+        cells = []
+        for choice, run in self.expand(self.scale or scale):
+            setting = ", ".join(f"{axis}={choice[axis]}" for axis in varied)
+            names = (self.name, run.dataset, run.row, run.model, setting, run.scale)
+            cells.append(Cell(*names, cell_key(run.container), self.seeds))
+        return cells
+
+    def expand(
+        self, scale: str, without: Collection[str] = (), overrides: Sequence[str] = ()
+    ) -> list[tuple[dict[str, str], Run]]:
+        """Lists every choice (axis -> value) of corpora that are not in `without`, and its run, as
+        of one seed. Raises ConfigError.
+        """
+        corpora = [name for name in self.axes["data"] if name not in without]
+        values = itertools.product(*{**self.axes, "data": corpora}.values())
+        choices = [dict(zip(self.axes, combination, strict=True)) for combination in values]
+        common = (f"scale={scale}", *overrides)  # a tuple: the base is composed once for it
+        _base(common)  # raises for a wrong option, which is no fault of the study
+        try:
+            expanded = list(zip(choices, compose_runs(choices, common), strict=True))
+            seen: dict[Any, Any] = {}
+            for choice, run in expanded:
+                key = (cell_key(run.container), run.model, run.row)
+                if key in seen:  # its runs would count twice
+                    raise ConfigError(
+                        f"{seen[key]} and {choice} are the same run; give each value once"
+                    )
+                seen[key] = choice
+        except ConfigError as error:
+            raise ConfigError(f"conf/study/{self.name}.yaml: {error}") from error
+        return expanded
 
 
 @cache
-def _axes(study: str) -> Mapping[str, list[str]]:
-    """Reads every axis of the file, the scale too; none if it has no sweep."""
-    file, content = f"conf/study/{study}.yaml", group_values("study", study)
+def load_study(name: str) -> Study:
+    """Reads conf/study/<name>.yaml. Raises ConfigError if it is missing or no grid."""
+    content = group_values("study", name)
+
+    def wrong(text: str) -> ConfigError:
+        return ConfigError(f"conf/study/{name}.yaml: {text}")
+
     try:
         params = dict(content["hydra"]["sweeper"]["params"])
     except (KeyError, TypeError, ValueError):
-        return {}
+        params = {}
     # Without it Hydra reads the axes as keys below `study`, and trains the defaults once.
-    if "# @package _global_" not in group_files("study")[study].read_text(encoding="utf-8"):
-        raise ConfigError(f"{file}: give it the first line `# @package _global_`")
+    if "# @package _global_" not in group_files("study")[name].read_text(encoding="utf-8"):
+        raise wrong("give it the first line `# @package _global_`")
     if others := sorted(content.keys() - {"hydra"}):
-        raise ConfigError(
-            f"{file}: {', '.join(others)}: make it an axis of hydra.sweeper.params, also with one"
-            " value; train.py alone would read it here"
+        raise wrong(
+            f"{', '.join(others)}: make it an axis of hydra.sweeper.params, also with one value;"
+            " train.py alone would read it here"
         )
     for axis, values in params.items():
         if not isinstance(values, str | int | float):
-            raise ConfigError(f"{file}: {axis}: write its values with commas between them: a,b")
+            raise wrong(f"{axis}: write its values with commas between them: a,b")
     try:
-        axes = {name: _axis_values(name, values) for name, values in params.items()}
+        axes = {axis: _axis_values(axis, values) for axis, values in params.items()}
     except HydraException as error:
-        raise ConfigError(f"{file}: {one_line(error)}") from error
+        raise wrong(one_line(error)) from error
+    if not {"data", "model"} <= axes.keys():
+        raise wrong("give the axes data and model in hydra.sweeper.params")
     for axis in ("scale", "train.precision"):
         if len(axes.get(axis, ())) > 1:
-            raise ConfigError(
-                f"{file}: {axis}: give one value, because the runs of a study are compared; write a"
-                " file for each"
+            raise wrong(
+                f"{axis}: give one value, because the runs of a study are compared; write a file"
+                " for each"
             )
-    return axes
+    seeds, (scale,) = axes.pop("seed", ["0"]), axes.pop("scale", [None])
+    if not all(seed.isdecimal() for seed in seeds) or len({*map(int, seeds)}) < len(seeds):
+        raise wrong(
+            f"seed: {','.join(seeds)} must be integers from 0 with commas between them, each once"
+        )
+    return Study(name, axes, tuple(map(int, seeds)), scale)
 
 
 def _axis_values(name: str, values: object) -> list[str]:
@@ -124,26 +170,18 @@ def _axis_values(name: str, values: object) -> list[str]:
     return [str(override.value())]
 
 
-@cache
-def planned_seeds(study: str) -> tuple[int, ...]:
-    """Lists the seeds of the study's file, which is fixed before its runs. Raises ConfigError."""
-    values = study_axes(study).get("seed", ["0"])
-    if not all(value.isdecimal() for value in values) or len({*map(int, values)}) < len(values):
+def common_scale(studies: Iterable[str]) -> str | None:
+    """Returns the scale that these studies' files fix; None if none does. Raises ConfigError if
+    they differ.
+    """
+    scales = {study: load_study(study).scale for study in studies}
+    common, *others = set(scales.values())
+    if others:
+        plans = ", ".join(f"{study} at {scale or 'any scale'}" for study, scale in scales.items())
         raise ConfigError(
-            f"conf/study/{study}.yaml: seed: {','.join(values)} must be integers from 0 with commas"
-            " between them, each once"
+            f"these studies are planned at different scales ({plans}); run one after the other"
         )
-    return tuple(map(int, values))
-
-
-def first_seeds(study: str, count: int | None) -> tuple[int, ...]:
-    """Lists the first `count` planned seeds (None: all), then the integers after the largest."""
-    planned = planned_seeds(study)
-    if count is None:
-        return planned
-    # Not from len(planned) on: a plan may begin at a later seed, and would be repeated.
-    after = max(planned) + 1
-    return (*planned, *range(after, after + count))[:count]
+    return common
 
 
 def study_runs(
@@ -156,15 +194,14 @@ def study_runs(
 ) -> list[Run]:
     """Lists each run of the studies once, seeds outermost.
 
-    seeds       of each study, as in `first_seeds`
+    seeds       of each study, as in `Study.first_seeds`
     without     datasets that cannot be had
     overrides   of runtime, tracker and paths
     """
     runs: dict[str, Run] = {}
-    for study in studies:
-        corpora = [name for name in study_axes(study)["data"] if name not in without]
-        for _, run in _expand(study, scale, corpora, overrides):
-            for seed in first_seeds(study, seeds):
+    for study in map(load_study, studies):
+        for _, run in study.expand(scale, without, overrides):
+            for seed in study.first_seeds(seeds):
                 seeded = replace(run, config=replace(run.config, seed=seed))
                 runs[seeded.run_id] = seeded
     # A table with one seed in every cell says more than one with all seeds in some.
@@ -178,7 +215,7 @@ def expected_cells(scale: str) -> list[Cell]:
     cells = []
     for study in group_files("study"):
         try:
-            cells += study_cells(study, scale) if study not in TABLES else []
+            cells += load_study(study).cells(scale) if study not in TABLES else []
         except ConfigError as error:
             log_line(f"{error}; left out")
     return cells
@@ -186,49 +223,7 @@ def expected_cells(scale: str) -> list[Cell]:
 
 def table_cells(scale: str) -> list[Cell]:
     """Lists the cells of Tables 1 and 2 in the paper's order."""
-    return [cell for table in TABLES for cell in study_cells(table, scale)]
-
-
-def study_cells(study: str, scale: str) -> list[Cell]:
-    """Lists a study's cells at the scale that its file fixes, else at `scale`; a smoke test shows
-    no study of another scale.
-    """
-    planned = planned_scale([study])
-    if scale == "smoke" and planned not in (None, scale):
-        return []
-    axes, seeds = study_axes(study), planned_seeds(study)
-    varied = [axis for axis, values in axes.items() if len(values) > 1 and axis not in NAMED]
-    cells = []
-    for choice, run in _expand(study, planned or scale, axes["data"]):
-        setting = ", ".join(f"{axis}={choice[axis]}" for axis in varied)
-        names = (study, run.dataset, run.row, run.model, setting, run.scale)
-        cells.append(Cell(*names, cell_key(run.container), seeds))
-    return cells
-
-
-def _expand(
-    study: str, scale: str, corpora: list[str], overrides: Sequence[str] = ()
-) -> list[tuple[dict[str, str], Run]]:
-    """Lists every choice (axis -> value) of the study without its seeds, and its run."""
-    axes = study_axes(study)
-    axes.pop("seed", None)
-    values = itertools.product(*(axes | {"data": corpora}).values())
-    choices = [dict(zip(axes, combination, strict=True)) for combination in values]
-    common = (f"scale={scale}", *overrides)  # a tuple: the base is composed once for it
-    _base(common)  # raises for a wrong option, which is no fault of the study
-    try:
-        expanded = list(zip(choices, compose_runs(choices, common), strict=True))
-        seen: dict[Any, Any] = {}
-        for choice, run in expanded:
-            key = (cell_key(run.container), run.model, run.row)
-            if key in seen:  # its runs would count twice
-                raise ConfigError(
-                    f"{seen[key]} and {choice} are the same run; give each value once"
-                )
-            seen[key] = choice
-    except ConfigError as error:
-        raise ConfigError(f"conf/study/{study}.yaml: {error}") from error
-    return expanded
+    return [cell for table in TABLES for cell in load_study(table).cells(scale)]
 
 
 def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str]) -> list[Run]:

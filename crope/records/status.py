@@ -13,7 +13,7 @@ import yaml
 from crope.errors import InvalidRecord, one_line
 from crope.files import read_yaml
 from crope.plan.compose import Run
-from crope.plan.study import SCALES, planned_scale, study_runs
+from crope.plan.study import SCALES, load_study, study_runs
 from crope.records.locks import is_locked
 from crope.records.sources import code_note
 from crope.records.store import UNREADABLE, Record, last_values, read_described, read_record
@@ -134,7 +134,7 @@ def render_status(
     """Counts the runs of each study's plan; a line for each that is running, stopped or failed.
 
     scale    None: that of the study's file, else the first of SCALES that has a run, else quick
-    seeds    of each study, as in `study.first_seeds`; None: those of which a run has begun
+    seeds    of each study, as in `Study.first_seeds`; None: those of which a run has begun
     """
     files = (results_dir / "runs").glob("*/run.json")
     present = [described for file in files if (described := read_described(file.parent))]
@@ -143,7 +143,7 @@ def render_status(
     planned: dict[str, Run] = {}
     states: dict[str, RunState] = {}  # of a run that two studies share once
     for study in studies:
-        its_scale = scale or planned_scale([study]) or at
+        its_scale = scale or load_study(study).scale or at
         of_study = study_runs([study], scale=its_scale, seeds=seeds)
         runs = {run.run_id: run for run in of_study}
         for run_id in runs.keys() - states.keys():

@@ -13,7 +13,7 @@ from crope import paper
 from crope.config import PUBLISHED, ROOT
 from crope.data.ngrams import ORDERS
 from crope.files import write_bytes, write_text
-from crope.plan.study import OFFLINE, planned_seeds
+from crope.plan.study import OFFLINE, load_study
 from crope.report import agreement, losses, models, page, tables
 from crope.report.evidence import estimate, holm, load_contrasts, subjects
 from crope.report.findings import findings, reading
@@ -159,9 +159,10 @@ def unfinished(published: page.Results) -> list[str]:
     """Lists the studies of planned questions, and others with a whole seed, that lack seeds."""
     contrasts, lacking = load_contrasts(), {}
     for study, seeds in published.whole_seeds().items():
+        planned = len(load_study(study).seeds)
         # Published runs of OFFLINE are of one seed, for their rounding alone.
-        if seeds < len(planned_seeds(study)) and study != OFFLINE:
-            lacking[study] = f"`{study}` ({seeds} of {len(planned_seeds(study))})"
+        if seeds < planned and study != OFFLINE:
+            lacking[study] = f"`{study}` ({seeds} of {planned})"
     for line in published.lines.query("not complete").to_dict("records"):
         contrast = contrasts[line["name"]]
         if contrast.date:

@@ -23,7 +23,7 @@ from scipy.special import stdtr, stdtrit
 from crope.config import ROOT
 from crope.errors import ConfigError, one_line
 from crope.files import read_yaml
-from crope.plan.study import TABLES, planned_seeds, study_axes
+from crope.plan.study import TABLES, load_study
 from crope.records.store import UNREADABLE
 from crope.report.frame import model_label
 
@@ -162,9 +162,9 @@ def check_names(contrast: Contrast) -> None:
     for setting in [*contrast.at, *(setting for _, setting in contrast.terms if setting)]:
         named += setting.split(", ")
     for study in contrast.studies:
-        axes = study_axes(study)
+        axes = load_study(study).axes
         varied = {axis for axis, values in axes.items() if len(values) > 1}
-        if contrast.best and varied - {"data", "model", "seed"} != {contrast.best}:
+        if contrast.best and varied - {"data", "model"} != {contrast.best}:
             raise ValueError(f"best: conf/study/{study}.yaml must vary {contrast.best} alone")
         for choice in named:
             axis, _, value = choice.partition("=")
@@ -252,7 +252,7 @@ def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     chosen = means.groupby(["model", "dataset"]).idxmin().to_list()
     inner: set[str] = set()
     for study in contrast.studies:
-        inner.update(study_axes(study)[contrast.best][1:-1])
+        inner.update(load_study(study).axes[contrast.best][1:-1])
     words = []
     for model in models:
         settings = [setting for name, _, setting in chosen if name == model]
@@ -271,14 +271,14 @@ def of_grid(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
 
 
 def common_values(contrast: Contrast) -> list[str]:
-    first, *others = [study_axes(study)[contrast.best] for study in contrast.studies]
+    first, *others = [load_study(study).axes[contrast.best] for study in contrast.studies]
     return [value for value in first if all(value in values for values in others)]
 
 
 def whole_seeds(runs: pd.DataFrame, contrast: Contrast) -> int:
     """Counts the seeds that have every run of `of_grid`."""
     models = {model for model, _ in contrast.terms}
-    corpora = study_axes(contrast.studies[0])["data"]
+    corpora = load_study(contrast.studies[0]).axes["data"]
     sizes = of_grid(runs, contrast).groupby(["study", "seed"]).size()
     return int((sizes == len(models) * len(corpora) * len(common_values(contrast))).sum())
 
@@ -295,7 +295,7 @@ def holm(lines: pd.DataFrame) -> int:
 
 def planned_runs(contrast: Contrast) -> list[tuple[str, int]]:
     """Lists the seeds of each study of a contrast: (study, seed)."""
-    return [(study, seed) for study in contrast.studies for seed in planned_seeds(study)]
+    return [(study, seed) for study in contrast.studies for seed in load_study(study).seeds]
 
 
 def estimate(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from crope.errors import UserError
-from crope.plan.study import TABLES, study_axes, study_cells
+from crope.plan.study import TABLES, load_study
 from crope.records.store import set_folders
 from crope.report.evidence import (
     PLACE,
@@ -62,7 +62,7 @@ def explain(
     for title, frame, its_scale in sources:
         if parts and its_scale != runs.scale:  # runs of another scale explain nothing of yours
             break
-        asked = chain.from_iterable(study_cells(study, its_scale) for study in studies)
+        asked = chain.from_iterable(load_study(study).cells(its_scale) for study in studies)
         joined = by_study(frame, asked)
         text = _explain_difference(joined, contrast) if contrast else _explain_cell(joined, name)
         if text:
@@ -79,7 +79,7 @@ def _cell_names() -> list[str]:
     """Names the cells: table1/<dataset>/<model> and table2/<row>/<dataset>/<model>."""
     names = []
     for study in TABLES:
-        axes = study_axes(study)
+        axes = load_study(study).axes
         rows = [f"{row}/" for row in axes.get("ablation", ())] or [""]
         for dataset, row, model in product(axes["data"], rows, axes["model"]):
             names.append(f"{study}/{row}{dataset}/{model}")
@@ -129,7 +129,7 @@ def _explain_pool(pool: Pool) -> str:
     """Lists the units of a pool and the runs of each, then the estimate."""
     published, _ = load_frame(set_folders())
     studies = dict.fromkeys(source.study for source in pool.sources)
-    cells = chain.from_iterable(study_cells(study, PUBLISHED_SCALE) for study in studies)
+    cells = chain.from_iterable(load_study(study).cells(PUBLISHED_SCALE) for study in studies)
     joined = by_study(published, cells)
     found = units(joined, pool).query("n > 0")
     shown = ["label", "study", "row", "n", "mean", "low", "high", "variance"]

@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 
 from crope import paper
 from crope.files import read_yaml
-from crope.plan.study import planned_scale, planned_seeds, study_axes
+from crope.plan.study import load_study
 from crope.report.evidence import (
     CONTRASTS_FILE,
     LEVEL,
@@ -55,7 +55,7 @@ class Source:
 
     @property
     def paper_size(self) -> bool:
-        return planned_scale([self.study]) == "paper"
+        return load_study(self.study).scale == "paper"
 
     def of_row(self, runs: pd.DataFrame) -> pd.DataFrame:
         return runs[runs["row"] == self.row] if self.row else runs
@@ -108,7 +108,7 @@ def units(runs: pd.DataFrame, pool: Pool) -> pd.DataFrame:
         steps = of_row.loc[of_row["study"] == source.study, "config.train.max_steps"].max()
         parts = list(by_seed.groupby(["dataset", "row"], sort=False))
         if source.row and not parts:
-            parts = [((study_axes(source.study)["data"][0], source.row), by_seed)]
+            parts = [((load_study(source.study).axes["data"][0], source.row), by_seed)]
         for place, part in parts:
             dataset, row = map(str, place)
             nats = part.set_index("seed")["nats"]
@@ -116,7 +116,7 @@ def units(runs: pd.DataFrame, pool: Pool) -> pd.DataFrame:
             line |= {"dataset": dataset, "row": row, "label": unit_label(source, dataset, steps)}
             line["of_paper"] = paper.crope_minus_rope(row, dataset) if source.paper_size else None
             line |= {"one_variance": source.one_variance, "by_seed": nats}
-            lines.append(line | estimate(nats, planned_seeds(source.study)))
+            lines.append(line | estimate(nats, load_study(source.study).seeds))
     found = pd.DataFrame(lines, columns=UNIT)
     found["variance"] = variances(found)
     return found[~found["study"].isin(pool.without)].reset_index(drop=True)

@@ -32,7 +32,7 @@ from crope.errors import (
 )
 from crope.machine import usable_cores
 from crope.plan.compose import Run, load_run, quoted_override
-from crope.plan.study import OFFLINE, TABLES, study_axes, study_runs
+from crope.plan.study import OFFLINE, TABLES, load_study, study_runs
 from crope.records.locks import is_locked
 from crope.records.sources import code_note
 from crope.records.store import is_complete, read_described
@@ -51,7 +51,7 @@ class Plan:
     """The runs that are asked for. Raises ConfigError for an option that is wrong or would change a
     number.
 
-    seeds       of each study, as in `study.first_seeds`
+    seeds       of each study, as in `Study.first_seeds`
     overrides   of tracker and runtime
     without     datasets that cannot be had, as in `study.study_runs`
     """
@@ -92,7 +92,7 @@ def with_data(plan: Plan) -> tuple[Plan, list[str]]:
     """
     errors: dict[str, UserError] = {}
     # That the tables lack a dataset which nobody can have here is no failure.
-    needed = [study_axes(study)["data"] for study in plan.studies if study not in TABLES]
+    needed = [load_study(study).axes["data"] for study in plan.studies if study not in TABLES]
     while failed := _make_tokens(plan.runs()):
         errors |= failed
         plan = replace(plan, without=list(errors))

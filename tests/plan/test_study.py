@@ -10,12 +10,10 @@ from crope.plan.compose import group_files, group_values, load_run
 from crope.plan.identity import cell_key
 from crope.plan.study import (
     TABLES,
+    common_scale,
     compose_runs,
     expected_cells,
-    first_seeds,
-    planned_scale,
-    study_axes,
-    study_cells,
+    load_study,
     study_runs,
     table_cells,
 )
@@ -27,15 +25,16 @@ NAMES = """
 base baselines controls cost early_lead early_lead_qkv fair_lr horizon length
 levels linear long_small medium medium_rate medium_warmup paper_row paper_row_thin paper_row_xpos paper_rows
 paper_table1 pilot qkv_rate qkv_rate_high qkv_rate_mid rate_edge rate_mean rates scaling schemes
-table1 table1_early table1_medium table1_medium_xpos table2 tuned_lr width_256 width_512 width_64
+table1 table1_early table1_medium table1_medium_xpos table2 tiny tuned_lr width_256 width_512 width_64
 """
-PLANS = "85b189f9bb"
+PLANS = "dd22aa25a8"
 # By their axes: every key and group that a study varies.
 STUDIES = ("table1", "scaling", "pilot", "levels", "qkv_rate_mid")
 
 
 def test_plans_are_those_that_were_committed():
-    plans = [[name, planned_scale([name]), *study_axes(name).items()] for name in NAMES.split()]
+    studies = map(load_study, NAMES.split())
+    plans = [[plan.name, plan.scale, plan.seeds, *plan.axes.items()] for plan in studies]
     assert json_sha256(plans)[:10] == PLANS
 
 
@@ -44,7 +43,7 @@ def test_choices_compose_to_what_hydra_composes(scale):
     """The last run of a study; `runtime` stands for overrides that hold for all runs."""
     common = [f"scale={scale}", *FP32, "results_dir=elsewhere", "runtime=deterministic"]
     for name in STUDIES if scale == "quick" else ["table2"]:
-        choice = {axis: values[-1] for axis, values in study_axes(name).items()}
+        choice = {axis: values[-1] for axis, values in load_study(name).axes.items()}
         (run,) = compose_runs([choice], common)
         assert run == load_run([*common, *[f"{axis}={value}" for axis, value in choice.items()]])
 
@@ -74,7 +73,7 @@ def test_both_tables_are_18_runs_per_seed_with_seeds_outermost():
     ],
 )
 def test_seeds_beyond_a_plan_follow_its_largest(count, seeds):
-    assert first_seeds("length", count) == seeds
+    assert load_study("length").first_seeds(count) == seeds
 
 
 def test_each_study_has_its_own_first_seeds():
@@ -114,7 +113,7 @@ def test_cells_are_those_of_the_runs():
 )
 def test_the_setting_of_a_cell_is_what_varies_within_its_row(name, settings):
     """But for the corpus, the model and the seed; `cost` fixes its number of steps."""
-    assert list(dict.fromkeys(cell.setting for cell in study_cells(name, "quick"))) == settings
+    assert list(dict.fromkeys(cell.setting for cell in load_study(name).cells("quick"))) == settings
 
 
 def test_cells_are_at_the_scale_that_their_study_fixes():
@@ -131,7 +130,7 @@ def test_a_smoke_test_shows_no_study_of_another_scale():
 def test_studies_of_two_scales_are_not_run_together():
     """The second one is planned at any scale."""
     with pytest.raises(ConfigError, match="different scales"):
-        planned_scale(["paper_row", "controls"])
+        common_scale(["paper_row", "controls"])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def write_study(own_conf, monkeypatch):
     monkeypatch.setattr(study, "group_values", group_values.__wrapped__)  # not from its cache
     files = {name: own_conf / f"study/{name}.yaml" for name in ("broken", "pilot")}
     monkeypatch.setattr(study, "group_files", lambda group: files)
-    monkeypatch.setattr(study, "_axes", study._axes.__wrapped__)
+    monkeypatch.setattr(study, "load_study", load_study.__wrapped__)
     return files["broken"].write_text
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from crope.errors import ConfigError
+from crope.plan.study import Study, load_study
 from crope.report import evidence
 from crope.report.evidence import Contrast, answer, differences, estimate, load_contrasts
 from crope.report.tables import interval_text
@@ -17,9 +18,11 @@ RATES = ("train.lr=1", "train.lr=2")
 
 
 @pytest.fixture(autouse=True)
-def three_seeds(monkeypatch):
-    """Every study of these tests has planned the seeds 0, 1 and 2."""
-    monkeypatch.setattr(evidence, "planned_seeds", lambda study: (0, 1, 2))
+def plans(monkeypatch):
+    """The studies that conf/ lacks, to be changed, of three seeds."""
+    known = {name: Study(name, {}, (0, 1, 2), None) for name in ("mine", "other", "wide")}
+    monkeypatch.setattr(evidence, "load_study", lambda name: known.get(name) or load_study(name))
+    return known
 
 
 def nats(runs, contrast=COST):
@@ -112,10 +115,9 @@ ONE_CORPUS = {
 
 
 @pytest.fixture
-def three_rates(monkeypatch):
+def three_rates(plans):
     axes = {"data": ["ptb"], "train.lr": ["1", "2", "3"]}
-    monkeypatch.setattr(evidence, "study_axes", lambda study: axes)
-    monkeypatch.setattr(evidence, "planned_seeds", lambda study: (0, 1))
+    plans["mine"] = Study("mine", axes, (0, 1), None)
     return axes
 
 
@@ -162,16 +164,12 @@ def test_a_plan_at_best_rates_with_whole_rates_but_not_all_has_one_line_and_no_i
     assert (printed, line["complete"]) == ("0 of 2 seeds", False)
 
 
-def test_best_rates_of_two_studies_are_of_the_rates_that_both_have(monkeypatch):
+def test_best_rates_of_two_studies_are_of_the_rates_that_both_have(plans):
     """Only rate 2 is common: 5.3 - 5.1 and 5.8 - 5.2, of the other study 5.5 - 5.0. Rate 2 is an end
     of the other grid, but inside of the first.
     """
-    grids = {"mine": ["1", "2", "3"], "other": ["2", "4"]}
-    monkeypatch.setattr(
-        evidence, "study_axes", lambda study: {"data": ["ptb"], "train.lr": grids[study]}
-    )
-    planned = {"mine": (0, 1), "other": (2,)}
-    monkeypatch.setattr(evidence, "planned_seeds", planned.__getitem__)
+    for name, rates, seeds in (("mine", "123", (0, 1)), ("other", "24", (2,))):
+        plans[name] = Study(name, {"data": ["ptb"], "train.lr": [*rates]}, seeds, None)
     mine = at_rates(
         {1: {"rope": [4.0, 4.0], "crope": [4.0, 4.0]}, 2: {"rope": [5.1, 5.2], "crope": [5.3, 5.8]}}
     )

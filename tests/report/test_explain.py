@@ -3,6 +3,7 @@
 import pytest
 
 from crope.errors import UserError
+from crope.plan.study import Study
 from crope.report import explain as module
 from crope.report.frame import Runs
 from tests.report.frames import cells, runs, together
@@ -29,15 +30,15 @@ def told(monkeypatch):
     known["table1", "paper"] = cells(study="table1", setting="-large")
     known["table2", "quick"] = cells(study="table2") + cells(study="table2", row="b2_l512_d64")
 
-    def study_cells(study, scale):
-        return known.get((study, scale), [])
+    def cells_of(study, scale):
+        return known.get((study.name, scale), [])
 
     def call(name, scale="quick"):
         monkeypatch.setattr(module, "load_runs", lambda **_: Runs(scale, OWN, PUBLIC, []))
         text = module.explain(name, results_dir=None)
         return [" ".join(line.split()) for line in text.splitlines()]
 
-    monkeypatch.setattr(module, "study_cells", study_cells)
+    monkeypatch.setattr(Study, "cells", cells_of)
     return call
 
 
