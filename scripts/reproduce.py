@@ -69,7 +69,7 @@ def main() -> int:
 
 def asked_beyond() -> set[str]:
     """Names the studies of which a contrast asks for losses beyond the training length."""
-    from crope.report.evidence import load_contrasts
+    from crope.report.contrasts import load_contrasts
 
     studies: set[str] = set()
     for contrast in load_contrasts().values():

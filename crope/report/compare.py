@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 from crope.errors import UserError
 from crope.files import write_bytes
-from crope.report.evidence import estimate, load_contrasts, term_label, term_runs
+from crope.report.contrasts import load_contrasts, term_label
+from crope.report.evidence import estimate, term_runs
 from crope.report.frame import COMPARED, load_curves, load_frame
 from crope.report.tables import MINUS, place
 from crope.style import MUTED, new_figure, render

@@ -14,8 +14,9 @@ from crope.config import PUBLISHED, ROOT
 from crope.data.ngrams import ORDERS
 from crope.files import write_bytes, write_text
 from crope.plan.study import OFFLINE, load_study
-from crope.report import agreement, losses, models, page, tables
-from crope.report.evidence import estimate, holm, load_contrasts, subjects
+from crope.report import agreement, content, losses, models, page, pictures, tables
+from crope.report.contrasts import load_contrasts, subjects
+from crope.report.evidence import estimate, holm
 from crope.report.findings import findings, reading
 from crope.report.frame import dataset_label, load_runs
 from crope.report.losses import LARGE, LossTable
@@ -39,17 +40,17 @@ ARCHITECTURES = {
 
 def update_readme() -> None:
     """Writes README.md, pages of docs/ and their pictures from the published sets alone."""
-    report = page.collect(load_runs(results_dir=PUBLISHED / "none"))
+    report = content.collect(load_runs(results_dir=PUBLISHED / "none"))
     texts = render_docs(report)
-    pictures = page.draw_published(report.published)
-    pictures["schemes"] = models.draw_schemes(report.published.lines)
-    for name, figure in pictures.items():
+    drawn = pictures.draw_published(report.published)
+    drawn["schemes"] = models.draw_schemes(report.published.lines)
+    for name, figure in drawn.items():
         write_bytes(PUBLISHED / f"{name}.png", render(figure, "png"))
     for target, text in texts.items():
         write_text(target, text)
 
 
-def render_docs(report: page.Report) -> dict[Path, str]:
+def render_docs(report: content.Report) -> dict[Path, str]:
     """Fills the templates of README.md and pages of docs/: file -> text.
 
     Raises UserError for a sentence of docs/findings.yaml whose answer has changed.
@@ -92,7 +93,7 @@ def render_docs(report: page.Report) -> dict[Path, str]:
     return texts
 
 
-def long_table1(published: page.Results) -> LossTable:
+def long_table1(published: content.Results) -> LossTable:
     """Makes Table 1 of small models, trained for as many steps as the paper's."""
     study, of_xpos = subjects()["long_table"]
 
@@ -155,7 +156,7 @@ def planned_at_99(lines: pd.DataFrame) -> Table:
     return Table("at_99", "", pd.DataFrame(printed, columns=columns))
 
 
-def unfinished(published: page.Results) -> list[str]:
+def unfinished(published: content.Results) -> list[str]:
     """Lists the studies of planned questions, and others with a whole seed, that lack seeds."""
     contrasts, lacking = load_contrasts(), {}
     for study, seeds in published.whole_seeds().items():

@@ -3,31 +3,19 @@
 A difference is first - second at equal seed, in nats per token, averaged over the study's corpora
 within the seed. Pairing removes what two runs of a seed share, data order and initial values. Its
 interval is Student's over seeds, which takes their differences as independent and normal.
-
-planned       study and contrast were committed before the study's first run
-exploratory   everything else: of their 95 % intervals one in twenty will miss
 """
 
-import datetime
-import re
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.special import stdtr, stdtrit
 
-from crope.config import ROOT
-from crope.errors import ConfigError, one_line
-from crope.files import read_yaml
 from crope.plan.study import TABLES, load_study
-from crope.records.store import UNREADABLE
+from crope.report.contrasts import OF, Contrast, Term, load_contrasts, term_label
 from crope.report.frame import model_label
 
-CONTRASTS_FILE = ROOT / "conf" / "contrasts.yaml"
 LEVEL = 0.95
 LINE = [
     "name",
@@ -45,142 +33,6 @@ LINE = [
     "by_seed",
 ]
 PLACE = ["study", "dataset", "row", "setting", "seed"]  # equal on both sides of a difference
-# What is subtracted: column of the frame, and how it is printed.
-OF = {
-    "loss": ("loss", ""),
-    "lowest": ("val_full.best_nats", ", lowest loss"),
-    "train": ("train.final_nats", ", training loss"),
-    "beyond": ("beyond_nats", " at 4 L − at L"),
-    "longer": ("longer_nats", " at 4 L"),
-}
-# One term of a difference: a model, or `model at setting`.
-TERM = re.compile(r"(?P<model>[\w+]+)(?: at (?P<setting>\S+))?")
-
-
-Term = tuple[str, str]  # model and setting; "" stands for each setting of the study in turn
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """A difference, first - mean of seconds, at equal seed in one or more studies of one row.
-
-    name      P1, R1, ... of a planned one; else <study>/<difference>
-    at        the settings that are asked; none: all of the study
-    averaged  one difference per seed, the mean over these settings
-    best      an axis of which each model takes its best value on each corpus; empty for none
-    of        a key of OF
-    minus     a contrast whose differences are subtracted at equal corpus and seed
-    date      the date of the plan; empty for an exploratory contrast
-    """
-
-    name: str
-    studies: tuple[str, ...]
-    first: Term
-    seconds: tuple[Term, ...] = ()
-    at: Sequence[str] = ()
-    averaged: bool = False
-    best: str = ""
-    of: str = "loss"
-    minus: "Contrast | None" = None
-    date: str | datetime.date = ""
-    question: str = ""
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        return (self.first, *self.seconds)
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """Names the studies whose runs this contrast needs."""
-        return (*self.studies, *(self.minus.needed if self.minus else ()))
-
-    @property
-    def label(self) -> str:
-        """Says what is subtracted from what, as printed."""
-        first, *seconds = [term_label(*term) for term in self.terms]
-        if len(seconds) > 1:
-            seconds = [f"mean of {', '.join(seconds)}"]
-        less = f", less {self.minus.name}" if self.minus else ""
-        return " − ".join([first, *seconds]) + OF[self.of][1] + less
-
-
-def term_label(model: str, setting: str) -> str:
-    return f"{model_label(model)} at {setting}" if setting else model_label(model)
-
-
-@cache
-def load_contrasts(file: Path = CONTRASTS_FILE) -> dict[str, Contrast]:
-    """Reads the contrasts of conf/contrasts.yaml, by name. Raises ConfigError for a wrong entry."""
-    contrasts: dict[str, Contrast] = {}
-    where = ""
-    try:
-        content = read_yaml(file)
-        entries = [(entry.pop("study"), entry, name) for name, entry in content["planned"].items()]
-        for studies, of_studies in content["explored"].items():
-            entries += [(studies, entry, "") for entry in of_studies]
-        for studies, entry, name in entries:
-            where = f"{name or studies}: "
-            if "minus" in entry:
-                entry["minus"] = contrasts[entry["minus"]]
-            contrast = make_contrast(studies, entry, name)
-            contrasts[contrast.name] = contrast
-    except (*UNREADABLE, ConfigError) as error:
-        raise ConfigError(f"conf/{file.name}: {where}{one_line(error)}") from error
-    return contrasts
-
-
-def subjects() -> dict[str, Any]:
-    """Reads what the README, docs/results.md and the page show: `shown` of the file."""
-    shown: dict[str, Any] = read_yaml(CONTRASTS_FILE)["shown"]
-    return shown
-
-
-def make_contrast(studies: str, entry: Any, name: str = "") -> Contrast:
-    """Makes a contrast from a difference or an entry of conf/contrasts.yaml. Raises ValueError or
-    TypeError for a wrong one.
-    """
-    options = {"difference": entry} if isinstance(entry, str) else dict(entry)
-    difference = options.pop("difference", "")
-    best = f"best {options['best']}" if "best" in options else ""
-    averaged = "averaged" if options.get("averaged") else ""
-    kind = [difference, averaged, best, options.get("of", "")]
-    name = name or f"{studies}/{', '.join(part for part in kind if part)}"
-    first, *seconds = parse_difference(difference)
-    contrast = Contrast(name, tuple(studies.split(", ")), first, tuple(seconds), **options)
-    check_names(contrast)
-    return contrast
-
-
-def check_names(contrast: Contrast) -> None:
-    """Raises ValueError for a model or setting that a study lacks: it would have no line and no
-    message. Raises ConfigError for no such study.
-    """
-    if contrast.of not in OF:
-        raise ValueError(f"of: {contrast.of}: must be one of {', '.join(OF)}")
-    # Where a study varies the position, say, a model's name goes on: `alibi+complex`.
-    named = [f"model={model.partition('+')[0]}" for model, _ in contrast.terms]
-    for setting in [*contrast.at, *(setting for _, setting in contrast.terms if setting)]:
-        named += setting.split(", ")
-    for study in contrast.studies:
-        axes = load_study(study).axes
-        varied = {axis for axis, values in axes.items() if len(values) > 1}
-        if contrast.best and varied - {"data", "model"} != {contrast.best}:
-            raise ValueError(f"best: conf/study/{study}.yaml must vary {contrast.best} alone")
-        for choice in named:
-            axis, _, value = choice.partition("=")
-            if value not in axes.get(axis, ()):
-                raise ValueError(f"conf/study/{study}.yaml has no {choice}")
-
-
-def parse_difference(text: str) -> list[Term]:
-    """Splits `crope - rope`, `crope - lowrank halved`, `crope at A - rope at B` or one model into
-    its terms. Raises ValueError.
-    """
-    left, _, right = text.partition(" - ")
-    first = TERM.fullmatch(left)
-    if first is None or TERM.sub("", right).strip():
-        raise ValueError(f"difference: '{text}' is not of the form `crope - rope`")
-    return [(term["model"], term["setting"] or "") for term in (first, *TERM.finditer(right))]
 
 
 def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:

@@ -15,15 +15,8 @@ import pandas as pd
 from crope.errors import UserError
 from crope.plan.study import TABLES, load_study
 from crope.records.store import set_folders
-from crope.report.evidence import (
-    PLACE,
-    Contrast,
-    answer,
-    differences,
-    load_contrasts,
-    make_contrast,
-    of_term,
-)
+from crope.report.contrasts import Contrast, load_contrasts, make_contrast
+from crope.report.evidence import PLACE, answer, differences, of_term
 from crope.report.frame import PUBLISHED_SCALE, by_study, load_frame, load_runs
 from crope.report.losses import PROTOCOLS, losses_by_model, plus_minus
 from crope.report.pooled import Pool, load_pools, pooled_lines, units

@@ -30,7 +30,7 @@ import pandas as pd
 from crope.config import ROOT
 from crope.errors import UserError
 from crope.files import read_yaml
-from crope.report.evidence import load_contrasts
+from crope.report.contrasts import load_contrasts
 from crope.report.tables import Table, interval_text, signed
 
 FINDINGS_FILE = ROOT / "docs" / "findings.yaml"

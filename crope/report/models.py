@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from crope.plan.compose import group_files
 from crope.report import figures
-from crope.report.evidence import answer, make_contrast
+from crope.report.contrasts import make_contrast
+from crope.report.evidence import answer
 from crope.report.frame import model_label
 from crope.report.tables import Table, interval_text
 

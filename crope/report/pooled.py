@@ -19,16 +19,8 @@ from scipy.special import stdtrit
 from crope import paper
 from crope.files import read_yaml
 from crope.plan.study import load_study
-from crope.report.evidence import (
-    CONTRASTS_FILE,
-    LEVEL,
-    Contrast,
-    crope_minus_rope,
-    differences,
-    estimate,
-    make_contrast,
-    subjects,
-)
+from crope.report.contrasts import CONTRASTS_FILE, Contrast, make_contrast, subjects
+from crope.report.evidence import LEVEL, crope_minus_rope, differences, estimate
 from crope.report.frame import dataset_label
 
 ESTIMATED = ["n", "planned", "there", "complete", "mean", "std", "low", "high", "by_seed"]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from crope import paper
-from crope.report.evidence import Contrast, load_contrasts
+from crope.report.contrasts import Contrast, load_contrasts
 from crope.report.frame import Runs, dataset_label
 
 MINUS = "\N{MINUS SIGN}"

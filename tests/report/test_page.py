@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from crope.errors import InvalidRecord, UserError
-from crope.report import evidence, page
+from crope.report import compare, content, evidence, figures, page, pictures
 from crope.report.evidence import load_contrasts
 from crope.report.findings import Findings
 from crope.report.frame import Runs
@@ -51,13 +51,13 @@ def built(monkeypatch, tmp_path):
 
     every = load_contrasts()
     asked = {name: every[name] for name in ("table1/crope - rope", "baselines/xpos - nope")}
-    for module in (page, evidence):
+    for module in (page, content, pictures, evidence):
         monkeypatch.setattr(module, "load_contrasts", lambda: asked)
-    monkeypatch.setattr(page, "table_cells", table_cells)
-    monkeypatch.setattr(page, "expected_cells", lambda scale: [])
+    monkeypatch.setattr(content, "table_cells", table_cells)
+    monkeypatch.setattr(content, "expected_cells", lambda scale: [])
     monkeypatch.setattr(page, "findings", lambda lines: FOUND)
     curves = pd.DataFrame(columns=["run_id", "step", "dataset", "row", "model", "seed", *CURVES])
-    for module in (page, page.compare):
+    for module in (pictures, compare):
         monkeypatch.setattr(module, "load_curves", lambda shown: curves)
     return call
 
@@ -125,11 +125,11 @@ def test_published_runs_of_the_papers_own_size_stand_below(built):
 
 def test_the_picture_of_all_models_has_those_beside_rope_over_all_corpora(monkeypatch):
     drawn = mock.Mock()
-    monkeypatch.setattr(page.figures, "models", drawn)
+    monkeypatch.setattr(figures, "models", drawn)
     every = pd.DataFrame({"name": list(load_contrasts())}).assign(dataset="", mean=0.5)
     lines = pd.concat([every, every.assign(dataset="ptb"), every.assign(mean=None)])
     empty = losses(rope=[])
-    page.draw_published(page.Results(empty, empty, lines))
+    pictures.draw_published(content.Results(empty, empty, lines))
     shown = drawn.call_args.args[0][["name", "model"]].to_numpy().tolist()
     others = ["complex_qk", "complex_v", "complex_misaligned", "conjugate", "halved", "lowrank"]
     of_cost = [[f"cost/{model} - rope", model] for model in [*others, "thin_ffn", "mqa"]]
@@ -140,7 +140,7 @@ def test_the_picture_of_all_models_has_those_beside_rope_over_all_corpora(monkey
 def test_the_users_own_study_has_differences_at_its_scale(scale, built, monkeypatch, capsys):
     """It comes first, with its losses. Tables 1 and 2, which have a run too, were not asked for."""
     of_scale = {scale: cells("xpos", "nope", study="baselines")}
-    monkeypatch.setattr(page, "expected_cells", lambda name: of_scale.get(name, []))
+    monkeypatch.setattr(content, "expected_cells", lambda name: of_scale.get(name, []))
     mine = own(xpos=[5.1, 5.3], nope=[5.0, 5.0], rope=[5.0])
     folder = built(mine, scale=scale, studies=["baselines"])
     printed = capsys.readouterr().out
@@ -154,7 +154,7 @@ def test_the_users_own_study_has_differences_at_its_scale(scale, built, monkeypa
 
 def test_a_whole_study_stays_on_the_page_when_another_is_printed(built, monkeypatch, capsys):
     study = cells("xpos", "nope", study="baselines")
-    monkeypatch.setattr(page, "expected_cells", lambda scale: study)
+    monkeypatch.setattr(content, "expected_cells", lambda scale: study)
     folder = built(own(xpos=[5.1, 5.3], nope=[5.0, 5.0]), studies=["table1"])
     assert "5.2000 ± 0.1414" not in capsys.readouterr().out
     assert "5.2000 ± 0.1414" in page_text(folder)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from crope.report import pooled
-from crope.report.evidence import make_contrast
+from crope.report.contrasts import make_contrast
 from crope.report.pooled import Pool, Source, random_effects
 from tests.report.frames import losses, together
 

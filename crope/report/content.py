@@ -1,0 +1,129 @@
+"""The content of a report: what follows from the user's runs and from the published ones."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from crope.plan.study import TABLES, Cell, expected_cells, table_cells
+from crope.report import agreement, losses
+from crope.report.contrasts import load_contrasts
+from crope.report.evidence import answers
+from crope.report.frame import PUBLISHED_SCALE, Runs, by_study, cell_frame
+from crope.report.losses import LossTable
+from crope.report.pooled import pooled_lines, rate_lines
+from crope.report.tables import Table
+
+
+@dataclass(frozen=True)
+class Results:
+    """What follows from the runs of one origin.
+
+    cells    of all studies
+    joined   runs that count for a study, of `by_study`
+    lines    the differences, of `answers`
+    """
+
+    cells: pd.DataFrame
+    joined: pd.DataFrame
+    lines: pd.DataFrame
+
+    @property
+    def answered(self) -> pd.DataFrame:
+        """Selects the differences that have a seed at least."""
+        return self.lines[self.lines["n"] > 0]
+
+    @cached_property
+    def stated(self) -> pd.DataFrame:
+        """Gives what a sentence can rest on: differences, pooled estimates, rates."""
+        return pd.concat([self.lines, pooled_lines(self.joined), rate_lines(self.joined)])
+
+    def differences_of(self, studies: Collection[str]) -> pd.DataFrame:
+        """Selects the differences of these studies, in the order of conf/contrasts.yaml; those of
+        Tables 1 and 2 come last, as on the page.
+        """
+        contrasts = load_contrasts()
+        names = [name for name in contrasts if not set(studies).isdisjoint(contrasts[name].studies)]
+        names.sort(key=lambda name: contrasts[name].studies[0] in TABLES)
+        found = self.answered[self.answered["name"].isin(names)]
+        order = found["name"].map(names.index)
+        return found.loc[order.sort_values(kind="stable").index]
+
+    def whole_seeds(self) -> pd.Series:
+        """Counts by study the seeds that have all of its runs."""
+        sizes = self.joined.groupby(["study", "seed"], as_index=False).size()
+        whole = sizes["size"] == sizes["study"].map(Counter(self.cells["study"]))
+        return sizes[whole].groupby("study").size()
+
+    def told(self) -> set[str]:
+        """Names Tables 1 and 2 and the studies that have a whole seed, unless all their runs are of
+        the tables: others share single runs with these.
+        """
+        runs = self.joined.groupby("study")["run_id"].agg(set)
+        of_tables = set().union(*(runs.get(name, set()) for name in TABLES))
+        whole = [name for name in self.whole_seeds().index if not runs[name] <= of_tables]
+        return {*TABLES, *whole}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The content of a report.
+
+    shown    the runs in Tables 1 and 2: the user's if one is of their cells, else published ones
+    whose    says which
+    losses   Tables 1 and 2
+    studies  the tables of the user's other studies, which come first
+    differences   of the user's studies, these and Tables 1 and 2
+    verdict  how the user's runs agree with the published ones, and `card` in one line
+    """
+
+    runs: Runs
+    own: Results
+    published: Results
+    shown: pd.DataFrame
+    whose: str
+    losses: Sequence[LossTable]
+    studies: Sequence[Table]
+    differences: pd.DataFrame
+    verdict: Sequence[str]
+    card: str
+
+
+def results(runs: pd.DataFrame, cells: Sequence[Cell]) -> Results:
+    """Joins the runs with the cells. Raises UserError if runs of one row are not comparable."""
+    joined = by_study(runs, cells)
+    return Results(cell_frame(cells), joined, answers(joined))
+
+
+def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
+    """Makes everything of the report but its pictures; `studies` as in `build_report`. Raises
+    UserError if runs of one row are not comparable.
+    """
+    every = [*table_cells(PUBLISHED_SCALE), *expected_cells(PUBLISHED_SCALE)]
+    cells = table_cells(runs.scale)
+    own = results(runs.own, [*cells, *expected_cells(runs.scale)])
+    planned = cell_frame(cells)
+    source, whose = runs.published, "published runs"
+    if runs.own["cell_key"].isin(planned["cell_key"]).any():
+        source, whose = runs.own, "your runs"
+    shown = by_study(source, cells)
+    large = shown[:0]
+    if runs.scale != "paper":
+        large = by_study(runs.published, table_cells("paper"))
+    missing = losses.missing_words(source)
+    told = own.told() | set(studies or ())
+    with_runs = [name for name in own.joined["study"].unique() if name in told - set(TABLES)]
+    return Report(
+        runs=runs,
+        own=own,
+        published=results(runs.published, every),
+        shown=shown,
+        whose=whose,
+        losses=[losses.loss_table(name, planned, shown, large, missing) for name in TABLES],
+        studies=[losses.study_table(name, own.joined) for name in with_runs],
+        differences=own.differences_of(told),
+        verdict=agreement.verdict(runs),
+        card=agreement.card(runs),
+    )
