@@ -1,6 +1,5 @@
 """docs/models.md: what each model is, its weights and its published difference to RoPE."""
 
-import re
 from contextlib import suppress
 from typing import Any
 
@@ -18,7 +17,8 @@ STUDIES = ("cost", "schemes", "baselines", "controls")  # of them the first that
 
 
 def models_table(published: pd.DataFrame, joined: pd.DataFrame) -> Table:
-    """Tabulates every file of conf/model, the lowest difference first, those without one last.
+    """Tabulates every file of conf/model, whose first line says what it is; the lowest difference
+    first, those without one last.
 
     published, joined   runs, and those that count for a study (`by_study`)
     """
@@ -26,11 +26,10 @@ def models_table(published: pd.DataFrame, joined: pd.DataFrame) -> Table:
     weights = usual.groupby("model")["parameters.total"].min()  # V 4,096 and a tied head
     lines = []
     for model, file in group_files("model").items():
-        text = file.read_text(encoding="utf-8")
-        comment = " ".join(line[2:] for line in text.splitlines() if line.startswith("#"))
+        comment = file.read_text(encoding="utf-8").splitlines()[0]
         line = {"mean": float("inf"), "n": ""} | _beside_rope(model, joined)
         line["Model"] = f"{model_label(model)} (`{model}`)"
-        line["What it is"] = re.split(r"(?<=\.) (?=[A-Z(])", comment)[0]
+        line["What it is"] = comment.removeprefix("# ")
         line["Weights"] = f"{weights[model]:,.0f}" if model in weights else "–"
         lines.append(line)
     columns = ["Model", "What it is", "Weights", "Model − RoPE", "n", "Study"]
