@@ -177,8 +177,8 @@ def _check_given(layer: nn.Module, *_: Any) -> None:
     """
     if not torch.compiler.is_compiling() and layer in WRITES and WRITES[layer]._version:
         raise RuntimeError(
-            "the weight of a ComplexLinear in a state dict was written to, which does not change the"
-            " layer. Load that state dict, or average the parameters by"
+            "the weight of a ComplexLinear in a state dict was written to, which does not change"
+            " the layer; load that state dict, or average the parameters with"
             " torch.optim.swa_utils.AveragedModel"
         )
 
