@@ -25,14 +25,13 @@ def prepare(options: Options) -> int:
     """Download, check and tokenise datasets ahead of training."""
     from crope import paper
     from crope.config import DataConfig
+    from crope.data.tokens import make_tokens
     from crope.machine import default_scale
     from crope.plan.compose import group_values, load_run, quoted_override, typed
-    from crope.runs.prepare import make_tokens
 
-    corpora = options.corpora or list(paper.DATASET_LABELS)
-    for name in corpora:
-        # Raises for a misspelt or damaged one, before another is fetched.
-        typed(DataConfig, group_values("data", name))
+    names = options.corpora or paper.DATASET_LABELS
+    # Raises for a misspelt or damaged one, before another is fetched.
+    corpora = [typed(DataConfig, group_values("data", name)) for name in names]
     overrides = [f"scale={options.scale or default_scale()}"]
     if options.data_dir:
         overrides.append(quoted_override("data_dir", options.data_dir))

@@ -16,8 +16,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from crope.config import CACHE_DIR, ROOT, DataConfig, HubConfig
 from crope.data.fetch import download, sites
 from crope.data.grammar import write_split
@@ -26,7 +24,6 @@ from crope.files import json_sha256, sha256, write_text
 
 SPLITS = ("train", "validation")
 CHECKSUMS = ROOT / "data" / "checksums.txt"
-CONF_DIR = ROOT / "conf" / "data"
 RAW_DIR = CACHE_DIR / "raw"
 WORD_LEVEL = ("ptb", "wikitext2")
 
@@ -174,19 +171,15 @@ class Corpus:
         return text
 
 
-def find_corpus(name: str, data_dir: Path) -> Corpus:
-    """Reads what conf/data/<name>.yaml and data/checksums.txt say of a corpus.
+def find_corpus(data: DataConfig, data_dir: Path) -> Corpus:
+    """Finds the files of a run's corpus, and what data/checksums.txt says of them.
 
     PG-19 has the pinned books, sorted by id as text, or the first `books` of the training split.
     Raises ConfigError if there are fewer books, or if `hub` has no fixed revision.
     """
     lines = CHECKSUMS.read_text(encoding="utf-8").splitlines()
     checksums = {path: digest for digest, path in map(str.split, lines)}
-    file = CONF_DIR / f"{name}.yaml"
-    known = OmegaConf.structured(DataConfig(name))
-    if file.is_file():
-        known.merge_with(OmegaConf.load(file))
-    data: DataConfig = OmegaConf.to_object(known)  # type: ignore[assignment]
+    name = data.corpus
     if data.hub and data.hub.revision in (None, "main"):
         raise ConfigError(
             f"conf/data/{name}.yaml: hub.revision: give a commit, a tag or a named ref, no branch"

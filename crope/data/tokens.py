@@ -27,9 +27,9 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from crope.config import CACHE_DIR, TokenizerConfig
+from crope.config import CACHE_DIR, DataConfig, TokenizerConfig
 from crope.data.corpora import SPLITS, Corpus, find_corpus
-from crope.errors import ConfigError, DataError, log_line
+from crope.errors import ConfigError, DataError, UserError, log_line
 from crope.files import json_sha256, read_json, sha256_file, write_json, write_text
 
 TOKENS_DIR = CACHE_DIR / "tokens"
@@ -64,24 +64,47 @@ class TokenSet:
                 )
 
 
-def load_tokens(name: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> TokenSet:
+def load_tokens(data: DataConfig, tokenizer: TokenizerConfig, *, data_dir: Path) -> TokenSet:
     """Opens the token files of a corpus; makes missing or corrupt ones first, fetching text if
     needed.
 
     Raises DataUnavailable if the text cannot be found, DataError if it is corrupt, ConfigError if
     it is too small for the vocabulary, OSError if a write fails.
     """
-    corpus = find_corpus(name, data_dir)
+    corpus = find_corpus(data, data_dir)
     source = corpus.sha256()
-    folder = _folder(name, source, tokenizer)
+    folder = _folder(corpus.name, source, tokenizer)
     if tokens := open_tokens(folder):
         return tokens
-    log_line(f"preparing {name}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
+    log_line(f"preparing {corpus.name}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
     TOKENS_DIR.mkdir(parents=True, exist_ok=True)
     # A soft lock, in its place, would outlast a killed process.
-    with FileLock(TOKENS_DIR / f".{name}.lock", fallback_to_soft=False):
+    with FileLock(TOKENS_DIR / f".{corpus.name}.lock", fallback_to_soft=False):
         # Another process may have made them while this one waited.
         return open_tokens(folder) or _write_tokens(folder, corpus, source, tokenizer)
+
+
+def make_tokens(
+    corpora: Iterable[DataConfig], tokenizer: TokenizerConfig, *, data_dir: Path
+) -> dict[str, UserError]:
+    """Makes the token files of each corpus ahead of training, prints a line each, and returns the
+    errors by corpus.
+
+    Raises OSError: no other corpus could be written either.
+    """
+    failed: dict[str, UserError] = {}
+    for data in corpora:
+        try:
+            tokens = load_tokens(data, tokenizer, data_dir=data_dir)
+        except UserError as error:  # a corpus that cannot be had costs no other
+            failed[data.corpus] = error
+            log_line(f"error: {error}")
+        else:
+            counts = ", ".join(
+                f"{split} {tokens.meta['splits'][split]['tokens']:,} tokens" for split in SPLITS
+            )
+            print(f"{data.corpus}: {counts}\n  data/tokens/{tokens.folder.name}", flush=True)
+    return failed
 
 
 def open_tokens(folder: Path) -> TokenSet | None:

@@ -58,7 +58,7 @@ def load_run_tokens(record: Record) -> TokenSet:
     """
     config = load_config(record.config)
     data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir  # the run's may be elsewhere
-    tokens = load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(data_dir))
+    tokens = load_tokens(config.data, config.tokenizer, data_dir=Path(data_dir))
     if data_digests(tokens.meta) != data_digests(record.provenance["data"]):
         raise UserError(
             f"{record.path}: the tokens of {tokens.folder.name} are not those of the run;"

@@ -76,15 +76,13 @@ def execute(run: Run) -> Outcome:
             if is_complete(run.path):
                 found = read_record(run.path)
                 source = found.provenance["data"].get("source", {})
-                corpus = find_corpus(config.data.corpus, Path(config.data_dir))
+                corpus = find_corpus(config.data, Path(config.data_dir))
                 corpus.check_source(source.get("hub"), f"the text of {run.path}")
                 text = [f"{run.run_id}: already complete", code_note(found.run)]
                 return Outcome(run.run_id, "skipped", ", ".join(filter(None, text)))
             model = build_model(config)  # a part that no registry has leaves no folder
             # May take minutes, which a signal ends: nothing to save.
-            tokens = load_tokens(
-                config.data.corpus, config.tokenizer, data_dir=Path(config.data_dir)
-            )
+            tokens = load_tokens(config.data, config.tokenizer, data_dir=Path(config.data_dir))
             tokens.check_length(config.train.seq_len)
             with stop_on_signal() as stop:
                 with attempt(run, tokens) as record:

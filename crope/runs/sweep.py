@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from crope.data.tokens import make_tokens
 from crope.errors import (
     ConfigError,
     DataUnavailable,
@@ -36,7 +37,6 @@ from crope.plan.study import OFFLINE, TABLES, load_study, study_runs
 from crope.records.locks import is_locked
 from crope.records.sources import code_note
 from crope.records.store import is_complete, read_described
-from crope.runs.prepare import make_tokens
 from crope.runs.progress import RunProgress
 from crope.runs.run import Outcome, by_other_code, execute, record_failure
 from crope.runs.signals import stop_on_signal
@@ -110,8 +110,8 @@ def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
     """Makes the token files that incomplete runs need; returns the errors by dataset."""
     asked = {(run.dataset, str(run.config.tokenizer)): run.config for run in incomplete(runs)}
     errors: dict[str, UserError] = {}
-    for (dataset, _), config in asked.items():
-        errors |= make_tokens([dataset], config.tokenizer, data_dir=Path(config.data_dir))
+    for config in asked.values():
+        errors |= make_tokens([config.data], config.tokenizer, data_dir=Path(config.data_dir))
     return errors
 
 

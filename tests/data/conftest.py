@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from crope.config import TokenizerConfig
+from crope.config import DataConfig, TokenizerConfig
+from crope.data.corpora import find_corpus
 from crope.data.fetch import SITES, _connect
+from crope.plan.compose import group_files, group_values, typed
 
 SMALL = TokenizerConfig("bpe", 280)
 NOWHERE = "http://127.0.0.1:9"  # the discard port: a connection is refused at once
@@ -22,6 +24,20 @@ FILES = {
     "pg19/train/9.txt": "Another book, naïve and short.\n" * 30,
     "pg19/validation/7.txt": "The book of the end.\n\n  Fin",
 }
+
+
+DESCRIBED = {}  # sections `data` of a test, by the name of the corpus
+
+
+def section(name):
+    """What DESCRIBED or conf/data says of a corpus; any other is the user's own."""
+    if name in DESCRIBED or name not in group_files("data"):
+        return DESCRIBED.get(name, DataConfig(name))
+    return typed(DataConfig, group_values("data", name))
+
+
+def corpus_of(name, data_dir):
+    return find_corpus(section(name), data_dir)
 
 
 def sha256(text):

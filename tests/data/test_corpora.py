@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from crope.config import DataConfig
 from crope.data.corpora import canonical, find_corpus
 from crope.errors import ConfigError, DataError
 from tests.conftest import raises_one_line
-from tests.data.conftest import FILES, sha256, write
+from tests.data.conftest import FILES, corpus_of, sha256, write
 
 NOWHERE = Path("nowhere")
 
@@ -31,31 +32,20 @@ def test_canonical_form_and_that_it_is_idempotent(corpus, delivered, expected):
 
 
 def test_books_are_read_in_order_of_their_id_as_text(data_dir):
-    books = find_corpus("pg19", data_dir).texts["train"]
+    books = corpus_of("pg19", data_dir).texts["train"]
     assert books == [FILES["pg19/train/10.txt"], FILES["pg19/train/9.txt"]]
 
 
-# Files of conf/data
-
-
-@pytest.fixture
-def write_books(data_dir, monkeypatch):
-    monkeypatch.setattr("crope.data.corpora.CONF_DIR", data_dir)
-    return lambda books: write(data_dir, "short.yaml", f"books: {books}")
-
-
-def test_a_corpus_of_the_first_books_has_the_whole_validation_split(write_books):
-    write_books(1)
-    files = find_corpus("short", NOWHERE).files
+def test_a_corpus_of_the_first_books_has_the_whole_validation_split(data_dir):
+    files = find_corpus(DataConfig("short", books=1), NOWHERE).files
     assert files["train"] == ["pg19/train/10.txt"]
     assert files["validation"] == ["pg19/validation/7.txt"]
 
 
 @pytest.mark.parametrize("books", [0, 3])
-def test_a_number_of_books_that_there_are_not_is_refused(write_books, books):
-    write_books(books)
+def test_a_number_of_books_that_there_are_not_is_refused(data_dir, books):
     with raises_one_line(ConfigError, r"short\.yaml: books: .* 1 to 2"):
-        find_corpus("short", NOWHERE)
+        find_corpus(DataConfig("short", books=books), NOWHERE)
 
 
 # Files of data_dir
@@ -73,16 +63,16 @@ def test_damaged_texts_are_refused_by_name(data_dir, content, word):
     """Messages reach the report: no private paths."""
     (data_dir / "ptb/train.txt").write_bytes(content)
     with raises_one_line(DataError, rf"ptb/train\.txt.*{word}") as caught:
-        _ = find_corpus("ptb", data_dir).texts
+        _ = corpus_of("ptb", data_dir).texts
     assert str(data_dir) not in str(caught.value)
 
 
 def test_a_file_of_data_dir_wins_over_a_fetched_one(data_dir):
     own, raw = data_dir / "ptb/valid.txt", data_dir.parent / "raw/ptb/valid.txt"
     write(raw.parent, raw.name, "fetched")
-    assert find_corpus("ptb", data_dir).paths["ptb/valid.txt"] == own
+    assert corpus_of("ptb", data_dir).paths["ptb/valid.txt"] == own
     own.unlink()
-    assert find_corpus("ptb", data_dir).paths["ptb/valid.txt"] == raw
+    assert corpus_of("ptb", data_dir).paths["ptb/valid.txt"] == raw
 
 
 # Names: the digests that identify a text
@@ -91,21 +81,21 @@ def test_a_file_of_data_dir_wins_over_a_fetched_one(data_dir):
 def test_a_text_of_ones_own_is_named_by_its_canonical_form(data_dir):
     write(data_dir, "letters/train.txt", "a line\r\n")
     write(data_dir, "letters/valid.txt", "another\n")
-    assert find_corpus("letters", data_dir).sha256()["train"] == sha256("a line\n")
+    assert corpus_of("letters", data_dir).sha256()["train"] == sha256("a line\n")
 
 
 def test_pinned_books_are_named_by_their_lines_in_checksums(data_dir):
     lines = ""
     for book in ("pg19/train/10.txt", "pg19/train/9.txt"):
         lines += f"{sha256(FILES[book])}  {book}\n"
-    assert find_corpus("pg19", NOWHERE).sha256()["train"] == sha256(lines)
+    assert corpus_of("pg19", NOWHERE).sha256()["train"] == sha256(lines)
 
 
 def test_a_pinned_corpus_whose_splits_are_one_text_is_refused(data_dir):
     line = sha256("a line\n") + "  letters"
     write(data_dir.parent, "checksums.txt", f"{line}/train.txt\n{line}/valid.txt")
     with raises_one_line(DataError, "letters: both splits"):
-        find_corpus("letters", NOWHERE).sha256()
+        corpus_of("letters", NOWHERE).sha256()
 
 
 @pytest.mark.parametrize("validation", ["\ufeffa line\r\n", "and more", "the end\n", "a {}\n"])
@@ -115,7 +105,7 @@ def test_a_split_that_holds_the_other_is_refused(data_dir, validation):
     write(data_dir, "letters/train.txt", train)
     write(data_dir, "letters/valid.txt", validation.format(train))
     with raises_one_line(DataError, "letters: both splits"):
-        find_corpus("letters", data_dir).sha256()
+        corpus_of("letters", data_dir).sha256()
 
 
 # What is committed
@@ -123,8 +113,8 @@ def test_a_split_that_holds_the_other_is_refused(data_dir, validation):
 
 def test_checksums_pin_the_papers_corpora_and_no_test_split():
     for corpus in ("ptb", "wikitext2", "pg19", "pg19_2books"):
-        assert find_corpus(corpus, NOWHERE).is_pinned
-    books = find_corpus("pg19", NOWHERE)
+        assert corpus_of(corpus, NOWHERE).is_pinned
+    books = corpus_of("pg19", NOWHERE)
     assert [*map(len, books.files.values())] == [133, 49]
     assert not [path for path in books.pinned if "test" in path]
 

@@ -11,13 +11,14 @@ import huggingface_hub
 import pandas as pd
 import pytest
 
+from crope.config import DataConfig, HubConfig
 from crope.data import corpora
-from crope.data.corpora import Corpus, find_corpus
+from crope.data.corpora import Corpus
 from crope.data.fetch import SITES
 from crope.data.tokens import GPT2_FILE, load_tokens
 from crope.errors import ConfigError, DataError, DataUnavailable, UserError
 from tests.conftest import raises_one_line
-from tests.data.conftest import FILES, SMALL, set_hub
+from tests.data.conftest import DESCRIBED, FILES, SMALL, corpus_of, section, set_hub
 from tests.data.hub import COMMIT, Hub
 
 WIKITEXT = "Salesforce/wikitext", "wikitext-2-v1/{}-00000-of-00001.parquet", "text"
@@ -50,11 +51,8 @@ def hub(data_dir, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def describe(hub, tmp_path, monkeypatch):
-    """Writes a dataset of the hub (the content of each file by its name), and the file of conf/data
-    that describes it.
-    """
-    monkeypatch.setattr("crope.data.corpora.CONF_DIR", tmp_path)
+def describe(hub, monkeypatch):
+    """Writes a dataset of the hub (the content of each file by its name), and describes it."""
 
     def describe_letters(files=(), **changes):
         train, validation = map(json_lines, TEXTS.values())
@@ -62,8 +60,8 @@ def describe(hub, tmp_path, monkeypatch):
         hub.write_dataset("owner/letters", files)
         described = {"path": "owner/letters", "revision": COMMIT}
         described |= {"train": "train-*.jsonl", "validation": "valid-*.jsonl"}
-        content = {"corpus": "letters", "hub": described | changes}
-        (tmp_path / "letters.yaml").write_text(json.dumps(content))
+        data = DataConfig("letters", HubConfig(**described | changes))
+        monkeypatch.setitem(DESCRIBED, "letters", data)
 
     return describe_letters
 
@@ -92,11 +90,11 @@ def files_of(corpus):
 
 
 def fetch_all(corpus):
-    _ = find_corpus(corpus, NO_DATA_DIR).paths
+    _ = corpus_of(corpus, NO_DATA_DIR).paths
 
 
 def load(corpus):
-    return load_tokens(corpus, SMALL, data_dir=NO_DATA_DIR)
+    return load_tokens(section(corpus), SMALL, data_dir=NO_DATA_DIR)
 
 
 # Pinned corpora
@@ -201,7 +199,7 @@ def test_offline_a_pattern_needs_the_list_of_the_repositorys_files(describe, mon
     assert fetched() == TEXTS
 
 
-# Corpora of one's own, by the section `hub` of a file in conf/data
+# Corpora of one's own, by the section `hub`
 
 
 def test_a_dataset_of_the_hub_becomes_tokens_that_name_it(describe):
@@ -290,5 +288,5 @@ def test_a_changed_hub_section_needs_another_name(describe):
     before = load("letters").meta["source"]["hub"]
     describe(max_bytes=4000)
     with raises_one_line(DataError, "another source"):
-        find_corpus("letters", NO_DATA_DIR).check_source(before, "a run")
-    find_corpus("ptb", NO_DATA_DIR).check_source(before, "a run from before it was pinned")
+        corpus_of("letters", NO_DATA_DIR).check_source(before, "a run")
+    corpus_of("ptb", NO_DATA_DIR).check_source(before, "a run from before it was pinned")

@@ -12,7 +12,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from crope.config import TokenizerConfig
-from crope.data.corpora import find_corpus
 from crope.data.grammar import write_split
 from crope.data.ngrams import ngram_entry
 from crope.data.tokens import (
@@ -21,6 +20,7 @@ from crope.data.tokens import (
     encode,
     load_gpt2,
     load_tokens,
+    make_tokens,
     pieces,
     train_bpe,
     vocabulary_of,
@@ -28,7 +28,7 @@ from crope.data.tokens import (
 from crope.errors import ConfigError, DataError
 from crope.files import sha256_file
 from tests.conftest import contents, raises_one_line
-from tests.data.conftest import FILES, SMALL, write
+from tests.data.conftest import FILES, SMALL, corpus_of, section, write
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def bpe():
 
 
 def load(corpus, data_dir):
-    return load_tokens(corpus, SMALL, data_dir=data_dir)
+    return load_tokens(section(corpus), SMALL, data_dir=data_dir)
 
 
 # Tokenizers
@@ -75,7 +75,7 @@ def test_gpt2_has_the_ids_and_counts_of_another_encoder(real_data):
     """tiktoken's."""
     tokenizer = load_gpt2(real_data / "tokenizers/gpt2/tokenizer.json")
     assert tokenizer.encode("Hello world").ids == [15496, 995]
-    texts = find_corpus("wikitext2", real_data).texts["validation"]
+    texts = corpus_of("wikitext2", real_data).texts["validation"]
     assert sum(map(len, encode(tokenizer, texts))) == 258_659
 
 
@@ -91,7 +91,7 @@ def tokenizer_of(tokens):
 def test_token_files_decode_to_the_text_of_their_split(data_dir, corpus, split):
     tokens = load(corpus, data_dir)
     ids = getattr(tokens, split)
-    text = "".join(find_corpus(corpus, data_dir).texts[split])
+    text = "".join(corpus_of(corpus, data_dir).texts[split])
     assert tokenizer_of(tokens).decode(ids.tolist()) == text
     size = {"tokens": ids.size, "bytes": len(text.encode()), "words": len(text.split())}
     counts = tokens.meta["splits"][split]
@@ -166,7 +166,7 @@ def test_of_two_that_need_a_corpus_at_once_one_writes(data_dir, monkeypatch):
 def test_token_ids_are_those_of_the_published_runs(real_data, tmp_path, monkeypatch):
     """Frozen: the digests of Penn Treebank's ids, and the losses of n-gram models on them."""
     monkeypatch.setattr("crope.data.tokens.TOKENS_DIR", tmp_path)
-    tokens = load_tokens("ptb", TokenizerConfig("bpe", 4096), data_dir=real_data)
+    tokens = load_tokens(section("ptb"), TokenizerConfig("bpe", 4096), data_dir=real_data)
     assert tokens.folder.name == "ptb-bpe4096-d76580ffaded"
     train = "56530693afc00449d58b935f303b736a7de4da87eed0213c7519f39fa60673a7"
     validation = "64f9f2e4c3ef931bc3279e9e7e84875becfdc158c8e99d5c00a6625a8a9d02d6"
@@ -174,3 +174,18 @@ def test_token_ids_are_those_of_the_published_runs(real_data, tmp_path, monkeypa
     assert sha256_file(tokens.folder / "validation.npy") == validation
     losses = {"unigram": 6.360068, "bigram": 4.372086, "trigram": 4.066469}
     assert ngram_entry(tokens)["loss_nats"] == losses
+
+
+def test_the_tokens_of_each_corpus_are_printed(data_dir, capsys):
+    assert make_tokens([section("ptb")], SMALL, data_dir=data_dir) == {}
+    tokens = load("ptb", data_dir)
+    counts = f"train {len(tokens.train):,} tokens, validation {len(tokens.validation):,} tokens"
+    assert capsys.readouterr().out == f"ptb: {counts}\n  data/tokens/{tokens.folder.name}\n"
+
+
+def test_a_corpus_that_fails_costs_no_other(data_dir, capsys):
+    write(data_dir, "ptb/train.txt", "")
+    assert list(make_tokens(map(section, ("ptb", "pg19")), SMALL, data_dir=data_dir)) == ["ptb"]
+    printed = capsys.readouterr()
+    assert printed.out.startswith("pg19: train")
+    assert "error: ptb/train.txt: the file is empty" in printed.err

@@ -4,12 +4,14 @@ import errno
 import math
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 
+from crope.config import DataConfig, HubConfig
 from crope.errors import ConfigError, DataError, InvalidRecord, StorageError, UserError
 from crope.files import read_json, sha256_file
 from crope.plan.identity import cell_key
@@ -106,12 +108,10 @@ def test_a_continued_run_is_one_of_the_code_that_began_it(step_clock, run):
     assert "positions.py changed since" in execute(by_other_code(run)).text
 
 
-def test_a_complete_run_on_text_of_another_source_is_refused(complete, tmp_path, monkeypatch):
-    hub = "{path: owner/tiny, revision: v1, train: a.txt, validation: b.txt}"
-    (tmp_path / "tiny.yaml").write_text(f"corpus: tiny\nhub: {hub}\n")
-    monkeypatch.setattr("crope.data.corpora.CONF_DIR", tmp_path)
+def test_a_complete_run_on_text_of_another_source_is_refused(complete):
+    data = DataConfig("tiny", HubConfig("owner/tiny", "v1", train="a.txt", validation="b.txt"))
     with pytest.raises(DataError, match="source"):
-        execute(complete)
+        execute(replace(complete, config=replace(complete.config, data=data)))
 
 
 def test_a_corrupt_summary_is_neither_used_nor_overwritten(complete):

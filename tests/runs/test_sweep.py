@@ -232,7 +232,8 @@ def made(errors, monkeypatch):
     """`dataset vocabulary` of each token file, of which none is written."""
     made = []
 
-    def make_tokens(names, tokenizer, **_):
+    def make_tokens(corpora, tokenizer, **_):
+        names = [data.corpus for data in corpora]
         made.extend(f"{name} {tokenizer.vocab_size}" for name in names)
         return {name: errors[name] for name in names if name in errors}
 
