@@ -82,7 +82,7 @@ It is one run of an experiment that compares position schemes, not a model for u
 | parameters | {run.summary[parameters][total]:,} trained; here Q, K and V are dense |
 | data | {run.run[dataset]}, {run.provenance[data][splits][train][tokens]:,} tokens |
 | tokenizer | byte-level BPE, {run.config[tokenizer][vocab_size]:,} entries ({run.config[tokenizer][name]}) |
-| training | {run.config[train][max_steps]:,} steps, AdamW, {run.config[train][precision]} |
+| training | {run.config[train][max_steps]:,} steps, {run.config[train][precision]} |
 | batch | {run.config[train][batch_size]} x {run.config[train][seq_len]:,} tokens |
 | learning rate, seed, scale | {run.config[train][lr]:g}, seed {run.config[seed]}, {run.run[scale]} |
 | validation loss | {run.summary[val_full][final_nats]:.4f} nats per token |
