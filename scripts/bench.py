@@ -1,18 +1,22 @@
-"""Times this project's training step against `transformers` GPT-2 and a plain PyTorch loop, all in
-one run.
+"""Times this project's training step against `transformers` and a plain PyTorch loop, all in one
+run.
 
-python scripts/bench.py scale=paper model=crope       # any configuration (scale: quick unless given)
-python scripts/bench.py --profile scale=paper         # torch.profiler's table of ten steps
+python scripts/bench.py scale=paper          # any configuration (scale: quick unless given)
+python scripts/bench.py --lab                # what each part of a GPU's step brings, in three rows
+python scripts/bench.py --profile model=crope    # the longest kernels of a step
 
-Each is timed eagerly in fp32, as `transformers` and a plain loop are shipped, and at its strongest:
-compiled (unless runtime.compile=false), in the configuration's precision, with a vocabulary that is
-a multiple of 64. All share one process, so the baselines also have this project's allocator and
-thread settings. They take turns, so that a change in the machine's speed affects all of them. Times
-are medians over the turns.
+Like is timed with like: learned positions with the plain loop and GPT-2, RoPE with GPT-NeoX, CRoPE
+with RoPE. Each is timed eagerly in fp32, as the others are shipped, and at its strongest: compiled
+(unless runtime.compile=false), in the configuration's precision. All have the same vocabulary and
+share one process, so the others also have this project's allocator and thread settings. They take
+turns, so that a change in the machine's speed affects all of them. Times are medians over the turns.
 """
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from cli import Parser, main_errors
 
@@ -29,60 +33,130 @@ from crope.runs.load import build_model
 from crope.runs.provenance import device_name
 from crope.train.checkpoint import TrainState
 from crope.train.device import compiles, prepare_device
-from crope.train.losses import build_losses
+from crope.train.graphs import build_graphs
+from crope.train.losses import build_losses, sampled_means
 from crope.train.update import Updates, build_optimizer
 
 TURNS, STEPS = 5, 10  # STEPS of each implementation in each turn
+OURS = "this project, "
+# What a model here is compared with.
+PEERS = {
+    "learned": ("plain PyTorch loop", "transformers GPT-2"),
+    "rope": ("transformers GPT-NeoX",),
+    "crope": (f"{OURS}rope",),
+}
+# The paper's vocabulary of 50,257, a batch of 16 and of 2; and one of 4,096.
+LAB_ROWS = {
+    "base": "scale=paper",
+    "small": "scale=paper ablation=b2_l512_g09_s1000",
+    "medium": "scale=medium ablation=b2_l512_g09_s1000",
+}
+ITEM_BYTES = {"double": 8, "long int": 8, "float": 4, "int": 4, "c10::BFloat16": 2, "bool": 1}
 
-Step = Callable[[int], Tensor]  # from its number to its loss
+Step = Callable[[int], Any]  # from its number to its loss
 
 
 def main() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("--profile", action="store_true", help="profile ten steps, time none")
+    parser.add_argument("--lab", action="store_true", help="time the parts of a step")
     options, overrides = parser.parse_known_args()
     config = load_run(overrides).config
     device = prepare_device(config.runtime)
     if options.profile:
-        step = our_step(config, device)
-        repeat(step)
-        with torch.profiler.profile() as recorded:
-            repeat(step)
-        order = f"self_{device.type}_time_total"
-        print(recorded.key_averages().table(order, row_limit=25))
+        print(longest_kernels(our_steps(config, device)[0], device))
+    elif options.lab:
+        for row, words in LAB_ROWS.items():
+            print(f"\n{row}: {laboratory([*words.split(), *overrides], device)}", flush=True)
     else:
-        print(render(config, device, time_steps(build_steps(overrides, device))))
+        print(compare(overrides, device))
 
 
-def build_steps(overrides: list[str], device: torch.device) -> dict[str, Step]:
-    """Builds what is timed, each under a name that says what it is."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+def compare(overrides: Sequence[str], device: torch.device) -> str:
+    """Times each model as shipped and at its strongest; prints its time over its fastest peer's."""
+    chosen = [text for text in overrides if not text.startswith("model=")]
+    shipped = [*chosen, "runtime.compile=false", "train.precision=fp32"]
+    texts = []
+    for words in (shipped, ["runtime.compile=true", *chosen]):
+        config = load_run(words).config
+        steps = baselines(config, device)
+        for name in PEERS:
+            steps[OURS + name], _ = our_steps(load_run([*words, f"model={name}"]).config, device)
+        ms = time_steps(steps)
+        peers = {OURS + name: ms[list(others)].min() for name, others in PEERS.items()}
+        table = pd.DataFrame({"ms/step": ms, "over its fastest peer": ms / pd.Series(peers)})
+        texts.append(f"{heading(config, device)}\n{table.round(2)}")
+    return "\n\n".join(texts)
 
-    shipped = load_run([*overrides, "runtime.compile=false", "train.precision=fp32"]).config
-    strongest = load_run(["runtime.compile=true", *overrides]).config
-    strongest.tokenizer.vocab_size += -strongest.tokenizer.vocab_size % 64
-    steps = {}
-    for config in (shipped, strongest):
-        model, vocab_size = config.model, config.tokenizer.vocab_size
-        mode = "compiled" if compiles(config, device) else "eager"
-        setting = f"{mode}, {config.train.precision}, V {vocab_size:,}"
-        gpt2 = GPT2Config(
-            vocab_size=vocab_size,
-            n_positions=config.train.seq_len,
-            n_embd=model.d_model,
-            n_layer=model.n_layers,
-            n_head=model.n_heads,
-            resid_pdrop=0,
-            embd_pdrop=0,
-            attn_pdrop=0,
-            use_cache=False,
-        )
-        steps |= {
-            f"this project: {setting}": our_step(config, device),
-            f"plain PyTorch loop: {setting}": baseline_step(PlainGPT(config), config, device),
-            f"transformers GPT-2: {setting}": baseline_step(GPT2LMHeadModel(gpt2), config, device),
-        }
-    return steps
+
+def baselines(config: Config, device: torch.device) -> dict[str, Step]:
+    """Builds the steps of the plain loop and of two models of `transformers` of the same size."""
+    from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig
+
+    model, vocab_size, length = config.model, config.tokenizer.vocab_size, config.train.seq_len
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "max_position_embeddings": length,
+        "hidden_size": model.d_model,
+        "num_hidden_layers": model.n_layers,
+        "num_attention_heads": model.n_heads,
+        "use_cache": False,
+    }
+    gpt2 = GPT2Config(**sizes, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    neox = GPTNeoXConfig(
+        **sizes,
+        intermediate_size=4 * model.d_model,
+        hidden_act="gelu_new",
+        tie_word_embeddings=True,
+        use_parallel_residual=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    )
+    models = {
+        "plain PyTorch loop": PlainGPT(config),
+        "transformers GPT-2": AutoModelForCausalLM.from_config(gpt2),
+        "transformers GPT-NeoX": AutoModelForCausalLM.from_config(neox),
+    }
+    return {name: baseline_step(model, config, device) for name, model in models.items()}
+
+
+def laboratory(words: Sequence[str], device: torch.device) -> str:
+    """Times a row's step as it is and with each part that a GPU gains from, and a sampled validation;
+    lists the longest kernels of RoPE's step.
+    """
+    config = load_run(words).config
+    steps = baselines(config, device)
+    for name in ("rope", "crope"):
+        for graph in ("", ", graph"):
+            more = [f"model={name}", f"runtime.cuda_graph={bool(graph)}"]
+            part = load_run([*words, *more]).config
+            steps[f"{name}, head sliced{graph}"], _ = our_steps(part, device, sliced=True)
+            masked, validation = our_steps(part, device)
+            steps |= {
+                f"{name}, head masked{graph}": masked,
+                f"{name}, validation{graph}": validation,
+            }
+    table = pd.DataFrame({"ms/step": time_steps(steps)}).round(3)
+    kernels = longest_kernels(steps["rope, head masked"], device)
+    return f"{heading(config, device)}\n{table}\n\n{kernels}"
+
+
+def longest_kernels(step: Step, device: torch.device) -> pd.DataFrame:
+    """Lists the twelve operations with the longest kernels of a step, with the bytes that they read
+    (their inputs, each once).
+    """
+    repeat(step)
+    with torch.profiler.profile(record_shapes=True) as recorded:
+        repeat(step)
+    rows = []
+    for event in recorded.events():
+        us = event.self_device_time_total if device.type == "cuda" else event.self_cpu_time_total
+        inputs = zip(event.input_shapes or [], event.input_dtypes or [], strict=False)
+        moved = sum(math.prod(shape) * ITEM_BYTES.get(kind, 0) for shape, kind in inputs)
+        rows.append((f"{event.name} {event.input_shapes}"[:90], us / 1000, moved / 1e6))
+    frame = pd.DataFrame(rows, columns=["operation", "ms/step", "MB/step"])
+    sums = frame.groupby("operation").sum() / STEPS
+    sums["GB/s"] = sums["MB/step"] / sums["ms/step"]
+    return sums.nlargest(12, "ms/step").round(3)
 
 
 def time_steps(steps: dict[str, Step]) -> "pd.Series[float]":
@@ -96,18 +170,29 @@ def repeat(step: Step) -> float:
     began = time.perf_counter()
     for number in range(STEPS):
         loss = step(number)
-    loss.item()  # waits for the device: once, as training does not wait for each step either
+    torch.as_tensor(
+        loss
+    ).item()  # waits for the device: once, as training does not wait for each step either
     return 1000 * (time.perf_counter() - began) / STEPS
 
 
-def our_step(config: Config, device: torch.device) -> Step:
-    """Builds the trainer's own step, on random tokens."""
+def our_steps(config: Config, device: torch.device, *, sliced: bool = False) -> tuple[Step, Step]:
+    """Builds the trainer's own step and a sampled validation, on random tokens. sliced: the padding
+    of the head is cut off.
+    """
     tokens = torch.randint(config.tokenizer.vocab_size, (1_000_000,), device=device)
     model = build_model(config).to(device)
+    if sliced:
+        model.masked_logits = model.logits  # type: ignore[method-assign]
     state = TrainState(model, build_optimizer(model, config.train), made_with={})
-    loss, _ = build_losses(model, config, device)
-    updates = Updates(state, loss, tokens, config)
-    return lambda number: updates.train_step(step=number)[0]
+    graphs = build_graphs(config.runtime, device)
+    loss, means = build_losses(model, config, device, graphs)
+    updates = Updates(state, loss, tokens, config, graphs=graphs)
+    sampled = torch.no_grad()(partial(sampled_means, means, tokens, config=config))
+    return (
+        lambda number: updates.train_step(step=number)[0],
+        lambda number: sampled(step=number)["val/loss_nats"],
+    )
 
 
 def baseline_step(model: nn.Module, config: Config, device: torch.device) -> Step:
@@ -153,12 +238,13 @@ class PlainGPT(nn.Module):
         return {"loss": F.cross_entropy(logits_BTV.flatten(0, 1), labels.flatten())}
 
 
-def render(config: Config, device: torch.device, ms: "pd.Series[float]") -> str:
-    """Prints each time, and how many times the shortest it is."""
-    sizes = f"B {config.train.batch_size}, L {config.train.seq_len}, D {config.model.d_model}"
+def heading(config: Config, device: torch.device) -> str:
+    """Says what is timed, and on what."""
+    train, vocab_size = config.train, config.tokenizer.vocab_size
+    mode = "compiled" if compiles(config, device) else "eager"
+    sizes = f"B {train.batch_size}, L {train.seq_len}, V {vocab_size:,}, D {config.model.d_model}"
     machine = f"{device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    columns = {"ms/step": ms, "over the shortest": ms / ms.min()}
-    return f"{sizes}; {machine}\n{pd.DataFrame(columns).round(2)}"
+    return f"{mode}, {train.precision}, {sizes}; {machine}"
 
 
 if __name__ == "__main__":

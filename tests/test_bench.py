@@ -3,13 +3,17 @@
 import math
 
 import bench
+import pandas as pd
 import pytest
 import torch
 
+from crope.model.gpt import count_parameters
 from crope.plan.compose import load_run
+from crope.runs.load import build_model
 
 from .conftest import TOY_OVERRIDES, TOY_VOCAB
 
+WORDS = [*(text for text in TOY_OVERRIDES if "precision" not in text), "runtime.compile=false"]
 CONFIG = load_run(TOY_OVERRIDES).config  # 2 sequences of 16 tokens, 1 layer, D 16
 CPU = torch.device("cpu")
 
@@ -43,21 +47,54 @@ def test_the_plain_baseline_sees_no_token_ahead(plain):
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
-def test_a_row_says_what_is_timed():
-    """As shipped and at the strongest, which is eager bf16 here; 300 tokens, and 320 = 5 times 64."""
-    overrides = [text for text in TOY_OVERRIDES if "precision" not in text]
-    overrides += ["train.precision=bf16", "runtime.compile=false"]
-    assert list(bench.build_steps(overrides, CPU)) == [
-        "this project: eager, fp32, V 300",
-        "plain PyTorch loop: eager, fp32, V 300",
-        "transformers GPT-2: eager, fp32, V 300",
-        "this project: eager, bf16, V 320",
-        "plain PyTorch loop: eager, bf16, V 320",
-        "transformers GPT-2: eager, bf16, V 320",
-    ]
+def test_every_model_is_compared_with_its_like(monkeypatch):
+    """A step's loss is its number of milliseconds here: RoPE's 30 over GPT-NeoX's 20."""
+    fake = {"plain PyTorch loop": 40.0, "transformers GPT-2": 10.0, "transformers GPT-NeoX": 20.0}
+    fake |= {"this project, learned": 5.0, "this project, rope": 30.0, "this project, crope": 33.0}
+    monkeypatch.setattr(bench, "baselines", lambda *_: {})
+    monkeypatch.setattr(bench, "time_steps", lambda _: pd.Series(fake))
+    shipped, strongest = bench.compare([*WORDS, "train.precision=bf16"], CPU).split("\n\n")
+    assert shipped.startswith("eager, fp32, B 2, L 16, V 300")
+    assert strongest.startswith("eager, bf16, B 2, L 16, V 300")
+    ratios = dict(line.rsplit(maxsplit=2)[::2] for line in shipped.splitlines()[2:])
+    assert ratios["this project, learned"] == "0.5"
+    assert ratios["this project, rope"] == "1.5"
+    assert ratios["this project, crope"] == "1.1"
 
 
-def test_the_script_at_tiny_sizes(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["bench.py", *TOY_OVERRIDES, "runtime.compile=false"])
+def test_the_models_of_transformers_have_as_many_weights_as_ours():
+    """GPT-2 has biases in Q, K and V, 48 more than `learned`; GPT-NeoX as `rope`. Theirs have no
+    padding of the vocabulary.
+    """
+    sizes = {}
+
+    def count(model, *_):
+        sizes[type(model).__name__] = sum(weights.numel() for weights in model.parameters())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "baseline_step", count)
+        bench.baselines(CONFIG, CPU)
+    ours = {name: load_run([*WORDS, f"model={name}"]).config for name in ("learned", "rope")}
+    totals = {name: count_parameters(build_model(config))["total"] for name, config in ours.items()}
+    assert sizes["GPT2LMHeadModel"] == sizes["PlainGPT"] == totals["learned"] + 48
+    assert sizes["GPTNeoXForCausalLM"] == totals["rope"] + 48
+
+
+def test_the_longest_kernels_have_their_bytes():
+    """Two matrices of 300 x 300 float32 numbers."""
+    x = torch.ones(300, 300)
+    found = bench.longest_kernels(lambda _: (x @ x)[0, 0], CPU)
+    assert found.loc["aten::mm [[300, 300], [300, 300]]", "MB/step"] == pytest.approx(0.72)
+
+
+@pytest.mark.parametrize(
+    ("option", "word"),
+    [("runtime.threads=1", "GPT-NeoX"), ("--lab", "crope, validation, graph"), ("--profile", "mm")],
+)
+def test_the_script_at_tiny_sizes(option, word, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "TURNS", 1)
+    monkeypatch.setattr(bench, "STEPS", 2)
+    monkeypatch.setattr(bench, "LAB_ROWS", {"base": "seed=1"})
+    monkeypatch.setattr("sys.argv", ["bench.py", *WORDS, option])
     bench.main()
-    assert "transformers GPT-2: eager, fp32, V 320" in capsys.readouterr().out
+    assert word in capsys.readouterr().out

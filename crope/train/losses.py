@@ -3,6 +3,7 @@
 import signal
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -41,7 +42,9 @@ def float_logits(model: GPT, inputs_BT: Tensor, *, bf16: bool, masked: bool = Fa
     """Computes logits, (B, T, V or P), in float32 under autocast too, as the log-sum-exp of the loss
     then is; those of float64 models (tests) stay float64.
     """
-    with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=bf16):
+    # None, not a disabled one: a function that enters autocast is no part of the compiler's cache.
+    autocast = torch.autocast(inputs_BT.device.type, torch.bfloat16) if bf16 else nullcontext()
+    with autocast:
         logits_BTV = (model.masked_logits if masked else model.logits)(model(inputs_BT))
     return logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
 
