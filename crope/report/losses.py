@@ -107,7 +107,7 @@ class LossTable:
             past *= protocol.startswith("full")
             known = line.by_model["mean"].reindex(self.models)
             best = [past or "best" * bool(loss == known.min()) for loss in known]
-            marks.append([first, first, *best, first])
+            marks.append([f"{first} {mark}".strip() for mark in ("", "", *best, "")])
         return marks
 
     def markdown(self) -> str:
