@@ -119,15 +119,13 @@ def test_checksums_pin_the_papers_corpora_and_no_test_split():
     assert not [path for path in books.pinned if "test" in path]
 
 
-def test_one_file_is_cut_at_the_last_line_break_before_its_share(data_dir, monkeypatch):
+def test_one_file_is_cut_at_the_last_line_break_before_its_share(data_dir):
     """Of 20 characters the last quarter begins within the third line, which validation gets whole;
     another share under the same name is refused.
     """
-    monkeypatch.setattr("crope.data.corpora.CONF_DIR", data_dir)
-    write(data_dir, "mine.yaml", "validation_share: 0.25")
     write(data_dir, "mine.txt", "one two\nthree\nfour 5\n"[:20])
-    corpus = find_corpus("mine", data_dir)
+    corpus = find_corpus(DataConfig("mine", validation_share=0.25), data_dir)
     assert corpus.texts == {"train": ["one two\nthree\n"], "validation": ["four 5"]}
-    write(data_dir, "mine.yaml", "validation_share: 0.5")
+    other = find_corpus(DataConfig("mine", validation_share=0.5), data_dir)
     with raises_one_line(DataError, r"another source.*0\.25"):
-        find_corpus("mine", data_dir).check_source(corpus.source, "a run")
+        other.check_source(corpus.source, "a run")

@@ -102,7 +102,7 @@ def test_the_card_states_the_run_and_its_losses(crope, opened):
     card = (opened / "README.md").read_text(encoding="utf-8")
     for fact in (
         "position rotary, projection complex",
-        "12 steps, AdamW, fp32",
+        "12 steps, fp32",
         f"| validation loss | {crope.summary['val_full']['final_nats']:.4f} nats",
         f"| commit | {crope.provenance['commit']}",
     ):
