@@ -151,7 +151,7 @@ def random_effects(means: np.ndarray, variances: np.ndarray) -> dict[str, float]
         "low": mean - half,
         "high": mean + half,
         "tau": np.sqrt(tau2),
-        "i2": max(0.0, 1 - (k - 1) / q),
+        "i2": max(0.0, 1 - (k - 1) / q) if q else 0.0,
     }
 
 
