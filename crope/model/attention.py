@@ -85,8 +85,8 @@ def written_out_attention(
     in float32 or float64.
 
     On a CPU it takes about half the time of torch's kernel in bf16, while the scores fit in the
-    cache. Under bf16 it rounds q.k to bf16, unlike torch's kernel: this moves trained models' losses by about
-    0.0001 nats (docs/performance.md).
+    cache. It rounds q.k to bf16 there, unlike torch's kernel: this moves trained models' losses by
+    about 0.0001 nats (docs/performance.md).
     """
     dtype = torch.promote_types(q_BHTK.dtype, torch.float32)
     score_BHTT = (q_BHTK @ k_BHTK.mT).to(dtype) * q_BHTK.shape[-1] ** -0.5

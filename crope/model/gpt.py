@@ -54,7 +54,7 @@ class GPT(nn.Module):
               ValueError if T exceeds max_len.
     """
 
-    padding_bias_P: torch.Tensor
+    padding_bias_P: torch.Tensor | None
 
     def __init__(self, config: ModelConfig, *, vocab_size: int, max_len: int, seed: int) -> None:
         super().__init__()
@@ -77,7 +77,9 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(config.d_model, eps=1e-5)
         bias_P = torch.zeros(padded)
         bias_P[vocab_size:] = -math.inf
-        self.register_buffer("padding_bias_P", bias_P, persistent=False)
+        # Without padding none: the sum would take 1 % of a step.
+        bias = bias_P if padded > vocab_size else None
+        self.register_buffer("padding_bias_P", bias, persistent=False)
         # Where tied, no second reference to the embedding: a state dict would hold it twice.
         self.head = None if config.tied_head else nn.Linear(config.d_model, padded, bias=False)
         self._initialise(seed, branch_std=INIT_STD / math.sqrt(2 * config.n_layers))

@@ -327,6 +327,8 @@ def test_a_stop_request_ends_no_compiler():
         ("cuda", "scale=paper runtime.compile=false", False),
         ("cpu", "scale=paper", True),
         ("cpu", "scale=quick", False),
+        ("cpu", "scale=quick train.max_steps=2929", False),  # of 512 tokens: 1.5 million
+        ("cpu", "scale=quick train.max_steps=2930", True),
         ("meta", "scale=paper runtime.compile=true", False),
     ],
 )
