@@ -48,7 +48,7 @@ SLOW = (
     "train/test_checkpoint.py",
     "train/test_golden.py",
     "train/test_loop.py::test_compiled_training",
-    "train/test_loop.py::test_each_model_is_one_graph",
+    "train/test_loop.py::test_each_part_is_one_graph",
 )
 TOY_VOCAB = 300
 TOY_OVERRIDES = (

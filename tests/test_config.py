@@ -2,7 +2,6 @@
 
 import pytest
 
-from crope.config import Config, known_values
 from crope.errors import ConfigError
 from tests.conftest import raises_one_line, toy_run
 
@@ -22,8 +21,3 @@ from tests.conftest import raises_one_line, toy_run
 def test_values_that_the_types_allow_and_the_checks_refuse(override, word):
     with raises_one_line(ConfigError, word):
         toy_run("results", *override.split())
-
-
-def test_a_saved_configuration_may_have_keys_that_have_left_the_schema():
-    saved = {"model": {"n_layers": 2, "gone": 1}, "seed": 3, "old": {"key": 0}}
-    assert known_values(Config, saved) == {"model": {"n_layers": 2}, "seed": 3}

@@ -26,7 +26,7 @@ def steps(monkeypatch):
         return note("lengths", [run.model for run in runs])
 
     def build_report(*, results_dir, scale, studies):
-        return note("report", scale)
+        return note("report", (results_dir, scale, studies))
 
     monkeypatch.setattr("crope.runs.sweep.with_data", with_data)
     monkeypatch.setattr("crope.runs.sweep.train_all", lambda runs: note("training", runs))
@@ -54,6 +54,7 @@ def test_options_are_those_of_the_plan(steps, tmp_path):
     steps.call(*options, f"--results-dir={tmp_path}")
     expected = Plan(["base", "pilot"], "smoke", 2, tmp_path, ["tracker=none"])
     assert steps.called["data"] == expected
+    assert steps.called["report"] == (tmp_path, "smoke", ["base", "pilot"])
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_options_are_those_of_the_plan(steps, tmp_path):
 def test_the_scale_of_runs_and_report(options, scale, shown, steps):
     steps.call("--seeds=1", *options.split())
     assert steps.called["data"].scale == scale
-    assert steps.called["report"] == shown
+    assert steps.called["report"][1] == shown
 
 
 def test_runs_are_read_beyond_their_length_where_a_contrast_asks_for_it(steps):

@@ -3,8 +3,10 @@
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+import report
 import reproduce
 import tools
 import train
@@ -52,6 +54,71 @@ def test_a_mistake_is_refused_before_anything_is_trained(
     monkeypatch.setattr("crope.runs.run.execute", None)
     with raises_one_line(ConfigError, word):
         call(script, arguments)
+
+
+HERE, DOCS = Path("results"), [Path("docs")]
+DRAWN = {"tokens": 5, "temperature": 0.0, "top_k": 3, "seed": 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "function", "given"),
+    [
+        ("list lr --sort=loss", "records.status.list_runs", mock.call(HERE, "lr", by_loss=True)),
+        (
+            "status --study=base --scale=quick --seeds=2",
+            "records.status.render_status",
+            mock.call(["base"], scale="quick", seeds=2, results_dir=HERE),
+        ),
+        ("show RUN", "records.status.show", mock.call("RUN")),
+        (
+            "compare a b --runs=docs --out=c.png",
+            "report.compare.compare",
+            mock.call(["a", "b"], DOCS, Path("c.png")),
+        ),
+        (
+            "explain P1 --scale=quick --runs=docs",
+            "report.explain.explain",
+            mock.call("P1", results_dir=HERE, scale="quick", folders=DOCS),
+        ),
+        (
+            "generate RUN --prompt=x --tokens=5 --temperature=0 --top-k=3 --seed=2",
+            "interop.generate.generate",
+            mock.call("RUN", "x", **DRAWN),
+        ),
+        (
+            "publish mine --scale=quick --why=reason",
+            "report.publish.publish",
+            mock.call(HERE, "mine", scale="quick", why="reason"),
+        ),
+        ("theory", "theory.report.make_theory", mock.call(HERE / "theory")),
+        ("readme", "report.docs.update_readme", mock.call()),
+        ("golden", "train.golden.remake", mock.call()),
+    ],
+)
+def test_a_tool_calls_its_function_with_its_options(words, function, given, call, monkeypatch):
+    called = mock.Mock(return_value="")
+    monkeypatch.setattr("crope.records.store.find_record", lambda name, results_dir: name)
+    monkeypatch.setattr(f"crope.{function}", called)
+    monkeypatch.chdir(ROOT)
+    assert call(tools, words) == 0
+    assert called.call_args == given
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [(tools, "verify {0}/mine"), (report, "--scale smoke --runs {0}/mine --out {0}/out")],
+)
+def test_an_invalid_record_is_named_and_the_status_1(
+    script, words, call, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("crope.report.frame.set_folders", list)
+    record = tmp_path / "mine" / "torn"
+    record.mkdir(parents=True)
+    (record / "summary.json").write_text("{")
+    assert call(script, words.format(tmp_path)) == 1
+    assert str(record) in capsys.readouterr().err
+    if script is report:
+        assert "scale: smoke" in (tmp_path / "out" / "index.html").read_text()
 
 
 @pytest.fixture

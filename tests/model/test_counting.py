@@ -43,8 +43,6 @@ def test_the_wide_model_is_as_large_as_rope():
         ("learned", {}, {"embeddings": 70 * 16 + 8 * 16}),
         ("relative_bias", {}, {"embeddings": 70 * 16 + 32 * 4}),
         ("mqa", {}, {"qkv": 256 + 2 * 16 * 4}),
-        ("lowrank", {}, {"qkv": 3 * 4 * 32}),
-        ("rope", {}, {"norms": 3 * 2 * 16, "ffn": 2 * 16 * 64 + 64 + 16}),
     ],
 )
 def test_parts_of_one_layer_of_width_16(model, changes, parts):

@@ -56,18 +56,23 @@ def test_the_numerics_version_is_part_of_the_name(resolved):
 @pytest.mark.parametrize(
     ("overrides", "run_id"),
     [
-        ("model=rope data=pg19 scale=quick seed=2", "rope-pg19-base-s2-2661f0fe"),
+        ("model=rope data=pg19 scale=quick seed=2 bf16", "rope-pg19-base-s2-2661f0fe"),
         (
-            "model=crope data=pg19 ablation=b2_l512_d64 scale=paper",
+            "model=crope data=pg19 ablation=b2_l512_d64 scale=paper bf16",
             "crope-pg19-b2_l512_d64-s0-93a28087",
+        ),
+        (
+            "model=learned data=ptb scale=quick seed=1 train.max_steps=3200 fp32",
+            "learned-ptb-base-s1-1a2aedd2",
         ),
     ],
 )
 def test_ids_of_published_runs(overrides, run_id):
-    """A change here would orphan every record: of a default, or a key that came or went without
-    its entry in ADDED_LATER or REMOVED.
+    """A change here would orphan every record: of a default, a key that came or went without its
+    entry in ADDED_LATER or REMOVED, or a numerics version.
     """
-    assert load_run([*overrides.split(), "train.precision=bf16"]).run_id == run_id
+    *chosen, precision = overrides.split()
+    assert load_run([*chosen, f"train.precision={precision}"]).run_id == run_id
 
 
 def test_keys_added_later_rename_no_earlier_run(changed, resolved):

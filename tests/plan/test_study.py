@@ -81,11 +81,6 @@ def test_each_study_has_its_own_first_seeds():
     assert {(run.dataset, run.config.seed) for run in runs} == {("wikitext2", 3), ("ptb", 0)}
 
 
-def test_runs_that_differ_in_a_setting_alone_are_all_listed():
-    """Two models at four rates on two corpora."""
-    assert len(study_runs(["fair_lr"], scale="smoke", seeds=1)) == 16
-
-
 def test_cells_of_tables_are_the_papers_in_its_order():
     """Three models a row; Table 2 shares its base row with Table 1."""
     cells = table_cells("quick")
@@ -131,18 +126,6 @@ def test_studies_of_two_scales_are_not_run_together():
     """The second one is planned at any scale."""
     with pytest.raises(ConfigError, match="different scales"):
         common_scale(["paper_row", "controls"])
-
-
-@pytest.mark.parametrize(
-    ("name", "without", "trained"),
-    [
-        ("table1", ["ptb"], {"pg19", "wikitext2"}),
-        ("base", ["ptb", "wikitext2"], set()),
-    ],
-)
-def test_datasets_that_cannot_be_had_are_left_out(name, without, trained):
-    runs = study_runs([name], scale="smoke", seeds=1, without=without)
-    assert {run.dataset for run in runs} == trained
 
 
 @pytest.fixture

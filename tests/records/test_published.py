@@ -28,19 +28,15 @@ def test_a_run_is_read_with_its_metrics(one, tmp_path):
 
 
 def test_runs_join_a_set_or_replace_the_one_of_their_id(one, tmp_path):
-    add_runs(one, [record(tmp_path / "more", loss=4.5), record(tmp_path / "more", "another")])
+    """With the curves of their own execution, which may have a metric that earlier runs lack."""
+    again = record(tmp_path / "more", loss=4.5)
+    (again.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 7, "train/new": 1.0}\n')
+    add_runs(one, [again, record(tmp_path / "more", "another")])
     first, second = read_set(one)
     assert (first.run_id, second.run_id) == ("another", RUN)
     assert second.summary["val_full"] == {"final_nats": 4.5}
-    assert list(read_curves(one, ["another", RUN])["run_id"]) == ["another"] * 3 + [RUN] * 3
-
-
-def test_a_metric_that_earlier_runs_lack_is_published(one, tmp_path):
-    run = record(tmp_path / "more", "another")
-    (run.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 7, "train/new": 1.0}\n')
-    add_runs(one, [run])
-    rows = curve_rows(read_curves(one, ["another"]))
-    assert rows == [{"step": 0}, {"step": 7, "train/new": 1.0}]
+    assert curve_rows(read_curves(one, ["another"])) == METRICS
+    assert curve_rows(read_curves(one, [RUN])) == [{"step": 0}, {"step": 7, "train/new": 1.0}]
 
 
 def test_absolute_paths_are_left_out(tmp_path):

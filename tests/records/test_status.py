@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import yaml
 
+from crope.files import read_json, read_metrics
 from crope.records.locks import lock_file, run_lock
 from crope.records.status import (
     DONE,
@@ -42,11 +43,11 @@ def start(run, metrics=""):
     return run.path
 
 
-def test_a_complete_run_is_done_with_its_loss_and_minutes(trained):
-    state = state_of(toy_run(trained).path)
-    assert (state.status, state.step) == (DONE, 12)
-    assert 4 < state.loss < 7
-    assert state.minutes > 0
+def test_a_complete_run_is_done_with_its_last_full_loss_and_its_minutes(trained):
+    path = toy_run(trained).path
+    loss = read_metrics(path / "metrics.jsonl")[-1]["val_full/loss_nats"]
+    minutes = read_json(path / "summary.json")["time"]["total_s"] / 60
+    assert state_of(path) == RunState(DONE, 12, loss, minutes)
 
 
 def test_a_run_of_other_code_is_listed_with_the_file(trained, monkeypatch):
@@ -101,8 +102,18 @@ def test_the_list_has_the_newest_run_first_with_what_varies_and_why_it_failed(tr
     assert failed.split()[-1] == "1e+30"
     assert settings.startswith("all: ") and "train.max_steps=12" in settings
     assert "not finite" in reason
-    assert done.split()[:4] == [toy_run(trained).run_id, "quick", "done", "12"]
-    assert done.split()[-1] == "0.001"  # the default
+    run = toy_run(trained)
+    state = state_of(run.path)
+    loss, minutes = f"{state.loss:.4f}", f"{state.minutes:.1f}"
+    assert done.split() == [
+        run.run_id,
+        "quick",
+        "done",
+        "12",
+        loss,
+        minutes,
+        "0.001",
+    ]  # the default
     best = list_runs(trained, by_loss=True).splitlines()[1]
     assert best == done
 

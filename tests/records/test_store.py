@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.files import write_json
@@ -12,43 +13,18 @@ from crope.records.store import find_record, read_record
 from tests.conftest import raises_one_line, toy_run
 from tests.records.conftest import edit
 
-ROWS = [
-    {
-        "step": 0,
-        "val/loss_nats": 9.0,
-        "time/step_ms": 900.0,
-        "speed/tokens_per_s": 1.0,
-    },
-    {
-        "step": 10,
-        "val/loss_nats": 2.25,
-        "time/step_ms": 10.0,
-        "speed/tokens_per_s": 70.0,
-    },
-    {
-        "step": 20,
-        "val_full/loss_nats": 2.5,
-        "time/step_ms": 30.0,
-        "speed/tokens_per_s": 40.0,
-        "memory/peak_gib": 2.5,
-    },
-    {
-        "step": 35,
-        "val/loss_nats": 5.0,
-        "time/step_ms": 14.0,
-        "speed/tokens_per_s": 50.0,
-    },
-    {"step": 36, "val/loss_nats": 3.0, "memory/peak_gib": 1.5},
-    {"step": 38, "val/loss_nats": 3.6875},
-    {
-        "step": 40,
-        "val/loss_nats": 3.8125,
-        "val_full/loss_nats": 3.25,
-        "val_full/tokens": 100,
-        "train_full/loss_nats": 2.75,
-        "train_full/tokens": 96,
-    },
-]
+METRICS = """
+- {step: 0, val/loss_nats: 9.0, time/step_ms: 900.0, speed/tokens_per_s: 1.0}
+- {step: 10, val/loss_nats: 2.25, time/step_ms: 10.0, speed/tokens_per_s: 70.0}
+- {step: 20, val_full/loss_nats: 2.5, time/step_ms: 30.0, speed/tokens_per_s: 40.0,
+   memory/peak_gib: 2.5}
+- {step: 35, val/loss_nats: 5.0, time/step_ms: 14.0, speed/tokens_per_s: 50.0}
+- {step: 36, val/loss_nats: 3.0, memory/peak_gib: 1.5}
+- {step: 38, val/loss_nats: 3.6875}
+- {step: 40, val/loss_nats: 3.8125, val_full/loss_nats: 3.25, val_full/tokens: 100,
+   train_full/loss_nats: 2.75, train_full/tokens: 96}
+"""
+ROWS = yaml.safe_load(METRICS)
 
 
 def derived(rows, *, tokens=101):
@@ -178,10 +154,6 @@ def own(folder, tmp_path):
 def test_a_record_is_found_by_folder_id_and_unique_start(own, tmp_path):
     for name in (str(own), own.name, own.name[:-3]):
         assert find_record(name, results_dir=tmp_path).path == own
-
-
-def test_a_run_is_found_by_its_id(own, tmp_path):
-    assert find_record(own.name, results_dir=tmp_path).path == own
 
 
 def test_a_name_of_no_run_or_of_several_is_refused(own, tmp_path):

@@ -44,9 +44,9 @@ def record(folder, run_id="rope-ptb-base-s0-1", *, loss=5.0, summary=(), **run):
     return Record(folder, run_id, told, CONFIG, usual | dict(summary), made)
 
 
-def failed(folder, run_id, error):
+def failed(folder, run_id, error, **run):
     """A run that ended with an error of this type."""
     details = {"type": error, "message": "loss is nan", "step": 20}
-    ended = record(folder, run_id, summary={"status": "failed", "error": details})
+    ended = record(folder, run_id, summary={"status": "failed", "error": details}, **run)
     del ended.summary["val_full"]
     return ended

@@ -19,9 +19,15 @@ def test_repeats_are_executions_of_one_run():
     assert lines["largest"].round(9).to_dict() == {"same": 0.01, "any": 0.25}
 
 
-def told(own, **options):
-    own = own.assign(finished_utc="2026", **options)
-    return agreement.verdict(Runs("quick", own, PUBLIC, []))
+def reported(own):
+    """At the scale quick; published runs of another scale lie 3 nats apart."""
+    large = runs(setting="large", rope=[4.0]).assign(scale="medium")
+    public = together(PUBLIC, large, large.assign(loss=7.0, record_set="again"))
+    return Runs("quick", own.assign(finished_utc="2026"), public, [])
+
+
+def told(own):
+    return agreement.verdict(reported(own))
 
 
 def test_own_runs_beside_the_nearest_published_ones():
@@ -32,6 +38,15 @@ def test_own_runs_beside_the_nearest_published_ones():
         " (repeated runs: 0.250)",
         "  RoPE 5.020, published 5.010, the paper's at its size 4.021",
     ]
+
+
+def test_the_card_says_where_and_how_long_runs_were_made():
+    made = {"provenance.device": "a CPU", "provenance.commit": "c" * 40}
+    own = runs(rope=[5.02], crope=[5.6]).assign(**made, **{"time.total_s": [5400.0, 1800.0]})
+    assert agreement.card(reported(own)) == (
+        "1 of 2 runs agree with the nearest published ones, at most 0.500 apart. Machine: a CPU;"
+        " commit: cccccccc; 2.0 hours of runs."
+    )
 
 
 def test_runs_that_lie_further_apart_than_repeats_do_not_agree():

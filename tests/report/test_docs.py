@@ -1,13 +1,27 @@
 """The tables that README.md and docs/results.md have beside the page's."""
 
+import re
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from crope.report import docs
+from crope.report.findings import FINDINGS_FILE
 from crope.report.frame import cell_frame
 from tests.report.frames import cells, losses, together
+
+# Of the paper, plans, protocols and what no run gives; 0.0076 was fitted once.
+TYPED = """
+0.001 0.002 0.0076 0.010 0.71 0.82 1 1.3 1.41 2601.02728 3.11 7.2 12.5 37.5 95 99
+"""
+
+
+@pytest.mark.parametrize("file", [*docs.DOCS.values(), FINDINGS_FILE], ids=lambda file: file.name)
+def test_no_result_is_typed(file):
+    """A decimal or a percentage outside of placeholders and code: none follows the records."""
+    prose = re.sub(r"\{[^{}]*\}|`[^`]*`", "", file.read_text())
+    assert set(re.findall(r"\d+\.\d+|\d+(?= %)", prose)) <= set(TYPED.split())
 
 
 def test_the_readmes_table_has_full_losses_of_long_runs():
@@ -24,12 +38,6 @@ def test_the_readmes_table_has_full_losses_of_long_runs():
         ["Penn Treebank", "paper", "4.0212 ± 0.0243", "4.0158 ± 0.0233", "−0.0054"],
         ["", "here", "4.0000", "4.2500", "+0.2500, n\u00a0=\u00a01"],
     ]
-
-
-@pytest.mark.parametrize(("model", "percent"), [("GPT-2", 12.5), ("Llama-3-8B", 5.77)])
-def test_the_share_of_a_block_that_half_of_q_k_and_v_is(model, percent):
-    """1.5 D^2 of 12 D^2; 4096 * 6144 / 2 of 4096 * (6144 + 4096 + 43008)."""
-    assert docs.saved_share(*docs.ARCHITECTURES[model]) == pytest.approx(percent, abs=0.005)
 
 
 def test_intervals_of_99_percent_by_two_rules():

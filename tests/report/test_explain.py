@@ -15,7 +15,8 @@ PUBLIC = together(
     runs(rope=[4.0], crope=[4.5], dataset="wikitext2", **LONG),
     runs(rope=[3.5], setting="-large"),
 ).assign(**{"provenance.commit": "c" * 40, "provenance.dirty": True, "provenance.device": "a CPU"})
-OWN = PUBLIC.head(1).assign(loss=4.75, folder="mine", run_id="rope")
+OTHER_LOSSES = {"val_full.best_nats": 4.5, "val_sampled.mean_nats": 6.0}
+OWN = PUBLIC.head(1).assign(loss=4.75, folder="mine", run_id="rope", **OTHER_LOSSES)
 TABLE1 = cells(study="table1")
 OF_COST = {"study": "cost", "setting": "-long", "seeds": (10,)}
 COST = cells("rope", "crope", "mqa", **OF_COST) + cells(dataset="wikitext2", **OF_COST)
@@ -47,7 +48,7 @@ def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told):
     assert lines[:7] == [
         "table1/ptb/rope (yours, scale quick)",
         "seed full lowest sampled run",
-        "0 4.750000 NaN NaN rope",
+        "0 4.750000 4.500000 6.000000 rope",
         "precision: fp32",
         "commit: cccccccccccc and uncommitted changes",
         "device: a CPU",

@@ -27,11 +27,12 @@ def test_one_row_per_published_run(tmp_path):
         failed(tmp_path, "diverged", "NonFiniteLoss"),
         failed(tmp_path, "failed", "ValueError"),
         record(tmp_path, "stale", numerics_version=99),
+        failed(tmp_path, "stale too", "NonFiniteLoss", numerics_version=99),
     ]
     add_runs(tmp_path / "set", made)
     rows, _ = load_frame([tmp_path / "set"])
-    assert list(rows["status"]) == ["failed", "failed", "complete", "stale"]
-    diverged, broken, good, _ = rows.to_dict("records")
+    assert list(rows["status"]) == ["failed", "failed", "complete", "stale", "stale"]
+    diverged, broken, good, *_ = rows.to_dict("records")
     assert diverged["loss"] == diverged["val_sampled.mean_nats"] == np.inf
     assert diverged["val_full.best_nats"] == diverged["train.final_nats"] == np.inf
     assert np.isnan(broken["loss"])

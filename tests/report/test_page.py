@@ -110,13 +110,6 @@ def test_a_sentence_whose_answer_has_changed_costs_no_report(built, monkeypatch,
     assert "P1 is now open; the page does not say what was found" in capsys.readouterr().err
 
 
-def test_a_smoke_test_has_a_report_of_its_own(built):
-    folder = built(own(rope=[5.0625], crope=[5.0]), NONE, scale="smoke")
-    assert "scale: smoke" in page_text(folder)
-    full = pd.read_csv(folder / "table1.csv").query("protocol == 'full'")
-    assert list(full["status"]) == ["complete"] * 2
-
-
 def test_published_runs_of_the_papers_own_size_stand_below(built):
     large = runs(rope=[4.0, 6.0], crope=[4.5], setting="large").assign(record_set="gpu")
     text = page_text(built(own(rope=[5.0], crope=[5.25]), together(PUBLIC, large)))

@@ -5,7 +5,6 @@ import io
 import pytest
 from rich.console import Console
 
-from crope.records.store import last_values
 from crope.runs import progress
 from crope.runs.progress import RunProgress
 from tests.conftest import toy_run
@@ -50,10 +49,3 @@ def test_a_sweep_shows_all_tokens_and_the_runs_that_train(terminal, runs):
         assert shown.share_done() == pytest.approx(0.4)
         shown.end(runs[1].run_id)
     assert [task.percentage for task in shown.bars.tasks] == [100]
-
-
-def test_the_newest_values_of_a_run_that_writes_them_now(runs):
-    """The last line is torn; the other run has not begun."""
-    write_metrics(runs[0], '{"step": 0, "val/loss_nats": 8.0}\n{"step": 20}\n{"st')
-    assert last_values(runs[0].path) == {"step": 20, "val/loss_nats": 8.0}
-    assert last_values(runs[1].path) == {"step": 0}

@@ -78,10 +78,36 @@ def test_provenance_has_the_threads_that_train(tmp_path):
     assert collect(run.config.runtime, torch.device("cpu"), {})["threads"] == 2
 
 
+def test_files_are_written_in_the_order_in_which_they_count(run, monkeypatch):
+    """First what the run is, last its summary, and only then its checkpoints go."""
+    real, written = os.replace, []
+
+    def replace(source, target):
+        written.append(Path(target).name)
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr("crope.runs.run.remove_checkpoints", lambda _: written.append("removed"))
+    execute(run)
+    names = "run.json config.yaml provenance.json weights.safetensors provenance.json summary.json"
+    kept = [name for name in written if not name.startswith("checkpoint")]
+    assert kept == [*names.split(), "removed"]
+
+
 def test_a_complete_run_is_not_trained_again(complete):
     before = contents(complete.path)
     assert execute(complete).status == "skipped"
     assert contents(complete.path) == before
+
+
+def test_a_run_that_another_command_completes_before_the_lock_is_had_is_skipped(run):
+    def lock(path):
+        with mock.patch("crope.runs.run.run_lock", run_lock):
+            assert execute(run).status == "complete"
+        return run_lock(path)
+
+    with mock.patch("crope.runs.run.run_lock", lock):
+        assert execute(run).status == "skipped"
 
 
 def by_other_code(run):

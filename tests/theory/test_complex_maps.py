@@ -8,21 +8,11 @@ from crope.model.complex_linear import ComplexLinear
 from crope.theory.complex_maps import (
     GLYPH,
     MARKED,
-    as_complex,
-    as_real,
     complex_fraction,
     complex_part,
-    dense,
     plane_maps,
 )
 from tests.model.oracles import assert_allclose, gaussian
-
-
-def test_pairs_are_interleaved_and_dense_is_complex_multiplication():
-    x = np.array([1.0, 2.0, 3.0, 4.0])
-    assert as_complex(x).tolist() == [1 + 2j, 3 + 4j]
-    assert as_real(as_complex(x)).tolist() == [1, 2, 3, 4]
-    assert dense(np.array([[1 + 2j, 3 - 1j]])).tolist() == [[1, -2, 3, 1], [2, 1, -1, 3]]
 
 
 def test_complex_part_is_the_nearest_weight_that_complexlinear_can_hold():

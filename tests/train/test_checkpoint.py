@@ -77,11 +77,11 @@ def test_a_checkpoint_without_its_metrics_is_not_used(broken, whole):
 
 
 def refused(run, word):
-    """And keeps the checkpoints and the metrics."""
-    before = contents(run.path, "checkpoint*") | contents(run.path, "metrics*")
+    """And keeps the checkpoints, the metrics and what is known of the attempt that made them."""
+    before = contents(run.path, "checkpoint*") | contents(run.path, "*.json*")
     with pytest.raises(UserError, match=word):
         execute(run)
-    assert contents(run.path, "checkpoint*") | contents(run.path, "metrics*") == before
+    assert contents(run.path, "checkpoint*") | contents(run.path, "*.json*") == before
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])

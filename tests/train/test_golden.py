@@ -35,34 +35,16 @@ def test_no_two_models_have_the_same_losses(measured):
 
 
 def test_remake_changes_the_models_whose_losses_moved_only(tmp_path, monkeypatch):
-    """`learned` moved by 3e-8 of itself, `rope` by 1e-12; `gone` has no file any more, `new` has one."""
+    """`learned` moved by 1e-9 of itself, `rope` by 5e-11; `gone` has no file any more, `new` has one."""
     file = tmp_path / "golden.json"
     write_json(file, {"rope": {"val": [2.0]}, "learned": {"val": [3.0]}, "gone": {"val": [5.0]}})
-    models = {"rope": 2.0 + 2e-12, "learned": 3.0 + 1e-7, "new": 1.0}  # each stands for its loss
+    models = {"rope": 2.0 + 1e-10, "learned": 3.0 + 3e-9, "new": 1.0}  # each stands for its loss
     monkeypatch.setattr(golden, "golden_models", lambda: models)
     monkeypatch.setattr(golden, "golden_losses", lambda loss: {"val": [loss]})
     assert golden.remake(file) == ["learned", "new"]
     assert read_json(file) == {
         "rope": {"val": [2.0]},
-        "learned": {"val": [3.0000001]},
+        "learned": {"val": [3.000000003]},
         "new": {"val": [1.0]},
     }
     assert golden.remake(file) == []
-
-
-def test_values_have_the_types_of_the_schema(tmp_path, monkeypatch):
-    """YAML on its own reads 5e5 as text."""
-    (tmp_path / "conf/model").mkdir(parents=True)
-    (tmp_path / "conf/model/new.yaml").write_text(
-        "{position: rotary, projection: real, rope_base: 5e5}"
-    )
-    monkeypatch.setattr(golden, "ROOT", tmp_path)
-    assert golden.golden_models()["new"].rope_base == 500000.0
-
-
-def test_losses_agree_to_ten_digits():
-    losses = {"train": [1.0, 2.0]}
-    assert golden.agree(losses, {"train": [1.0, 2.0 + 1e-10]})
-    assert not golden.agree(losses, {"train": [1.0, 2.0 + 1e-9]})
-    assert not golden.agree(losses, {"train": [1.0]})
-    assert not golden.agree(losses, losses | {"val": [3.0]})

@@ -18,7 +18,6 @@ from tests.conftest import TOY_VOCAB, toy_run
 from tests.model.oracles import (
     assert_close,
     build,
-    cross_entropy,
     model_config,
     random_tokens,
     randomise,
@@ -47,18 +46,6 @@ def shared(request, monkeypatch, own_conf):
 @pytest.fixture
 def run(tmp_path, toy_data):
     return toy_run(tmp_path, "model=shared_qk")
-
-
-def test_its_gradient_is_the_sum_of_those_of_q_and_k():
-    """Those of a model with two layers of equal values."""
-    tokens_BT = random_tokens()
-    tied = randomise(build(model_config("rope", projection="shared_qk")))
-    apart = build(model_config("rope")).double()
-    apart.load_state_dict(tied.state_dict())
-    for model in (tied, apart):
-        cross_entropy(model, tokens_BT, tokens_BT.roll(-1, dims=1)).backward()
-    q, k = (layer.weight.grad for layer in apart.blocks[0].attn.qkv[:2])
-    assert_close(tied.blocks[0].attn.q_proj.weight.grad, q + k, atol=1e-12)
 
 
 def test_it_is_counted_and_optimised_once(run):
