@@ -43,6 +43,7 @@ SLOW = (
     "records/test_verify.py::test_every_published_record",
     "test_reproduce.py",
     "test_scripts.py::test_a_m",
+    "test_scripts.py::test_an_invalid_record",
     "test_scripts.py::test_reproduce_",
     "theory/",
     "train/test_checkpoint.py",

@@ -192,12 +192,6 @@ def test_holms_correction_stops_at_the_first_that_fails():
     assert evidence.holm(lines) == 2
 
 
-def test_an_interval_of_another_level():
-    """t(2) at 99 % is 9.924843: 0.2 -+ 9.924843 * 0.1 / sqrt(3)."""
-    line = estimate(pd.Series([0.1, 0.2, 0.3]), level=0.99)
-    assert (line["low"], line["high"]) == pytest.approx((-0.3730, 0.7730), abs=1e-4)
-
-
 @pytest.mark.slow
 def test_an_interval_at_best_rates_covers_95_percent(three_rates):
     """Two models with two rates nearly level, 8 seeds; losses of a seed go together. 300 draws

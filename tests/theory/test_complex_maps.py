@@ -8,11 +8,16 @@ from crope.model.complex_linear import ComplexLinear
 from crope.theory.complex_maps import (
     GLYPH,
     MARKED,
+    as_complex,
     complex_fraction,
     complex_part,
     plane_maps,
 )
 from tests.model.oracles import assert_allclose, gaussian
+
+
+def test_pairs_are_interleaved():
+    assert as_complex(np.array([1.0, 2.0, 3.0, 4.0])).tolist() == [1 + 2j, 3 + 4j]
 
 
 def test_complex_part_is_the_nearest_weight_that_complexlinear_can_hold():
