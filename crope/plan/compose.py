@@ -30,7 +30,7 @@ CONF_DIR = ROOT / "conf"
 Schema = TypeVar("Schema")
 GROUPS = ("model", "data", "ablation", "scale", "runtime", "tracker", "study")
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
-# What `special` tells of a run: not what its name says, nor the precision, which depends on the
+# Keys that `special` compares. The run's name has the model's parts; precision depends on the
 # machine.
 TOLD = ("ablation.", "model.", "tokenizer.", "train.", "eval.")
 PARTS = ("model.position", "model.projection", "model.attention")
@@ -79,7 +79,7 @@ def compose_config(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]
     """Returns the unresolved configuration and each group's chosen file. Raises ConfigError."""
     register()
     try:
-        # Within a job Hydra is there already, and is no second time.
+        # Inside a Hydra job Hydra is initialised already; a second time raises.
         running = GlobalHydra.instance().is_initialized()
         with nullcontext() if running else initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             cfg = compose("config", overrides=list(overrides), return_hydra_config=True)
@@ -221,7 +221,7 @@ def register() -> None:
 
 def group_files(group: str) -> dict[str, Path]:
     """Returns the files of conf/<group> by name."""
-    paths = sorted((CONF_DIR / group).glob("[!.]*.yaml"))  # none of an editor: .#x.yaml
+    paths = sorted((CONF_DIR / group).glob("[!.]*.yaml"))  # skip editors' locks: .#x.yaml
     return {path.stem: path for path in paths}
 
 

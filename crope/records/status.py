@@ -134,7 +134,7 @@ def render_status(
     """Counts the runs of each study's plan; a line for each that is running, stopped or failed.
 
     scale    None: that of the study's file, else the first of SCALES that has a run, else quick
-    seeds    of each study, as in `Study.first_seeds`; None: those of which a run has begun
+    seeds    how many per study; None: those with at least one run
     """
     files = (results_dir / "runs").glob("*/run.json")
     present = [described for file in files if (described := read_described(file.parent))]

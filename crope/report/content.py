@@ -71,7 +71,7 @@ class Results:
 class Report:
     """The content of a report.
 
-    shown    the runs in Tables 1 and 2: the user's if one is of their cells, else published ones
+    shown    the runs in Tables 1 and 2: the user's if one of them is in the tables, else published ones
     whose    says which
     losses   Tables 1 and 2
     studies  the tables of the user's other studies, which come first

@@ -96,9 +96,8 @@ def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     """
     models = [model for model, _ in contrast.terms]
     runs = of_grid(runs, contrast)
-    if whole_seeds(runs, contrast) < len(
-        planned_runs(contrast)
-    ):  # else rates differ in their seeds
+    # Before, rates differ in their seeds.
+    if whole_seeds(runs, contrast) < len(planned_runs(contrast)):
         return runs[:0]
     means = runs.groupby(["model", "dataset", "setting"])["loss"].mean()
     chosen = means.groupby(["model", "dataset"]).idxmin().to_list()
@@ -170,8 +169,8 @@ def estimate(
 
 
 def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
-    """Gives a line (LINE) per row and setting over all its corpora, and one per corpus where there
-    are several; in Tables 1 and 2 only these.
+    """Returns a line per row and setting, averaged over corpora, and then one per corpus if there
+    are several. Tables 1 and 2 get only the latter. A line has the columns LINE.
 
     An incomplete plan has one line: how many of its seeds are there.
     """

@@ -15,8 +15,8 @@ A sentence has placeholders, and what each of them rests on:
     is         what its interval said of 0: above 0, below 0 or open
     show       a key of SHOWN; without it the mean with its interval
 
-† marks a planned difference; one corpus of it was no question of its own. A sentence whose answer
-has changed is refused, so that nobody publishes it unread.
+† marks a planned difference; a single corpus gets no †: only the average was planned. A sentence
+whose answer has changed is refused, so that nobody publishes it unread.
 """
 
 import re

@@ -23,7 +23,7 @@ from crope.records.store import Record, is_set, read_curves, read_runs, set_fold
 PAIR = ("rope", "crope")  # whose difference a row of the tables is about
 OWN = "yours"  # the record set of the user's own runs
 DIVERGED = "NonFiniteLoss"  # the error of a run whose loss became infinite: a result of its rate
-PUBLISHED_SCALE = "quick"  # of published runs, where the file of their study names none
+PUBLISHED_SCALE = "quick"  # of published runs whose study fixes none
 LENGTHS = 4  # the length at which `longer_nats` is measured, over the training length
 DATASET_LABELS = paper.DATASET_LABELS | {"tiny": "tiny (a grammar)"}
 # Present also where no run has them, so that a selection from an empty frame is empty.

@@ -136,7 +136,7 @@ def loss_table(
 
     cells        of both tables, at the scale that is reported
     runs         of `by_study`
-    paper_size   published ones of the paper's own size; empty where `runs` are of it
+    paper_size   published ones at scale=paper; empty if `runs` are at that scale
     missing      of `missing_words`
     """
     runs, paper_size = (of_tables[of_tables["study"] == name] for of_tables in (runs, paper_size))

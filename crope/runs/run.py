@@ -126,8 +126,8 @@ class Attempt:
 def attempt(run: Run, tokens: TokenSet) -> Iterator[Attempt]:
     """Writes what an incomplete run is, and at the end how it ended.
 
-    A refused run (UserError) keeps its files. Any other failure, except a file's, is contained: one
-    failing run must not stop a sweep.
+    A UserError restores the earlier files and is raised. Any other exception but OSError is recorded
+    as a failed run, so that a sweep goes on.
     """
     files = [run.path / "run.json", run.path / "provenance.json"]
     before = {file: file.read_bytes() for file in files if file.exists()}

@@ -43,7 +43,7 @@ from crope.runs.signals import stop_on_signal
 from crope.train.device import compiles, resolve_device
 
 POLL_SECONDS = 0.2
-LONGEST_FOLDER = 60  # of a temporary folder in which the path of a socket has space: 108 bytes
+LONGEST_FOLDER = 60  # of a temporary folder: the path of a socket in it fits into 108 bytes
 
 
 @dataclass(frozen=True)
