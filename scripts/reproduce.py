@@ -49,11 +49,11 @@ def main() -> int:
                 f"{study} is planned at scale {planned}: runs at {scale} enter none of its numbers"
             )
     say_unknown_commit()
-    beyond = asked_beyond()  # minutes a run, which no other number needs
+    longer = length_generalisation_studies()  # minutes a run, which no other number needs
     plan, problems = with_data(plan)
     studies = plan.studies  # without data of the tables: another
     problems += train_all(plan.runs())
-    plan = replace(plan, studies=[study for study in studies if study in beyond])
+    plan = replace(plan, studies=[study for study in studies if study in longer])
     problems += extrapolate_all(plan.runs())
     # Studies at the scale that their files fix join the report of the scale with most runs.
     joins = all(load_study(study).scale == scale for study in studies)
@@ -67,8 +67,8 @@ def main() -> int:
     return 1 if problems or invalid else 0
 
 
-def asked_beyond() -> set[str]:
-    """Names the studies of which a contrast asks for losses beyond the training length."""
+def length_generalisation_studies() -> set[str]:
+    """Returns the studies of which a contrast asks for losses beyond the training length."""
     from crope.report.contrasts import load_contrasts
 
     studies: set[str] = set()

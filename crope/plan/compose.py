@@ -30,11 +30,11 @@ CONF_DIR = ROOT / "conf"
 Schema = TypeVar("Schema")
 GROUPS = ("model", "data", "ablation", "scale", "runtime", "tracker", "study")
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
-# Keys that `special` compares. The run's name has the model's parts; precision depends on the
-# machine.
-TOLD = ("ablation.", "model.", "tokenizer.", "train.", "eval.")
-PARTS = ("model.position", "model.projection", "model.attention")
-UNTOLD = (*PARTS, "model.label", "train.precision")
+# Keys that `non_default_settings` compares. The run's name has the model's parts; precision depends
+# on the machine.
+COMPARED_SECTIONS = ("ablation.", "model.", "tokenizer.", "train.", "eval.")
+MODEL_PARTS = ("model.position", "model.projection", "model.attention")
+IGNORED_KEYS = (*MODEL_PARTS, "model.label", "train.precision")
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def variant_name(name: str, model: ModelConfig) -> str:
     chosen. Raises ConfigError if no file of conf/model has the value.
     """
     of_file = {"attention": "softmax"} | group_values("model", name)
-    for key in PARTS:
+    for key in MODEL_PARTS:
         part = key.removeprefix("model.")
         value = getattr(model, part)
         if value != of_file.get(part):
@@ -169,12 +169,12 @@ def check_value(key: str, value: str) -> None:
     """
     option = keys().get(key)
     allowed = option.metadata.get("one_of") if option else None
-    if key in PARTS:
+    if key in MODEL_PARTS:
         part = key.removeprefix("model.")
         allowed = {group_values("model", name).get(part) for name in group_files("model")} - {None}
     if allowed is not None and value.lower() not in allowed:
         hint = f"is unknown{nearest(value, allowed)}"
-        if key not in PARTS:  # a few, of which none is likelier
+        if key not in MODEL_PARTS:  # a few, of which none is likelier
             hint = f"must be one of {', '.join(allowed)}"
         raise ConfigError(f"{key}={value} {hint}")
 
@@ -184,7 +184,7 @@ def load_config(saved: Mapping[str, Any]) -> Config:
     return typed(Config, known_values(Config, saved))
 
 
-def special(run: Run) -> list[str]:
+def non_default_settings(run: Run) -> list[str]:
     """Lists the settings that a run's group files do not give: ['train.lr=0.003'], without what
     follows from them. Empty if the files are gone.
     """
@@ -197,7 +197,7 @@ def special(run: Run) -> list[str]:
     found = []
     # A row of Table 2 first: sizes and decay follow from it.
     for key in sorted(keys(), key=lambda key: not key.startswith("ablation.")):
-        if not key.startswith(TOLD) or key in UNTOLD:
+        if not key.startswith(COMPARED_SECTIONS) or key in IGNORED_KEYS:
             continue
         value = attrgetter(key)(run.config)
         if value != OmegaConf.select(cfg, key):

@@ -35,8 +35,7 @@ from crope.plan.identity import cell_key
 # Of scales with equally many runs the first one is reported.
 SCALES = ("paper", "medium", "quick", "smoke")
 TABLES = ("table1", "table2")
-REPLACED = ("model", "data", "ablation")  # sections that `compose_runs` sets without Hydra
-NAMED = ("data", "ablation", "model")  # axes of which a cell has a field
+GROUP_AXES = ("model", "data", "ablation")  # a cell has a field of each; composed without Hydra
 OFFLINE = "tiny"  # the study in place of Tables 1 and 2 where none of their corpora can be had
 
 
@@ -85,7 +84,7 @@ class Study:
         if scale == "smoke" and self.scale not in (None, scale):
             return []
         axes = self.axes.items()
-        varied = [axis for axis, values in axes if len(values) > 1 and axis not in NAMED]
+        varied = [axis for axis, values in axes if len(values) > 1 and axis not in GROUP_AXES]
         cells = []
         for choice, run in self.expand(self.scale or scale):
             setting = ", ".join(f"{axis}={choice[axis]}" for axis in varied)
@@ -234,7 +233,7 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
     """
     runs = []
     for choice in choices:
-        axes = {axis: value for axis, value in choice.items() if axis not in REPLACED}
+        axes = {axis: value for axis, value in choice.items() if axis not in GROUP_AXES}
         groups = [f"{axis}={value}" for axis, value in sorted(axes.items()) if axis in GROUPS]
         of_model, keys = [], []
         for axis, value in sorted(axes.items()):

@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from crope.files import sha256
-from crope.plan.compose import Run, special
+from crope.plan.compose import Run, non_default_settings
 from crope.plan.identity import cell_key, numerics_version, run_hash
 from crope.records.sources import code_digests
 
@@ -132,7 +132,7 @@ def describe(run: Run, device_kind: str) -> dict[str, Any]:
         "seed": run.config.seed,
         "precision": run.config.train.precision,
         "device_kind": device_kind,
-        "settings": special(run),
+        "settings": non_default_settings(run),
         "cell_key": cell_key(run.container),
         "numerics_version": numerics_version(asdict(run.config.model)),
         "code": code_digests(),

@@ -143,9 +143,9 @@ def render_status(
     planned: dict[str, Run] = {}
     states: dict[str, RunState] = {}  # of a run that two studies share once
     for study in studies:
-        its_scale = scale or load_study(study).scale or at
-        of_study = study_runs([study], scale=its_scale, seeds=seeds)
-        runs = {run.run_id: run for run in of_study}
+        study_scale = scale or load_study(study).scale or at
+        every = study_runs([study], scale=study_scale, seeds=seeds)
+        runs = {run.run_id: run for run in every}
         for run_id in runs.keys() - states.keys():
             states[run_id] = state_of(results_dir / "runs" / run_id)
         begun = {run.config.seed for key, run in runs.items() if states[key].status != MISSING}
@@ -159,7 +159,7 @@ def render_status(
         seeds_shown = {run.config.seed for run in shown.values()}
         later = len({run.config.seed for run in runs.values()} - seeds_shown)
         rest = f"; {later} of the planned seeds not begun" if later else ""
-        lines.append(f"{study}, {its_scale}: {len(shown)} runs: {', '.join(parts)}{rest}")
+        lines.append(f"{study}, {study_scale}: {len(shown)} runs: {', '.join(parts)}{rest}")
         planned |= shown
     for run_id, run in planned.items():
         state = states[run_id]

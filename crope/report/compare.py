@@ -25,7 +25,7 @@ PART = 10  # a point of a curve is the mean over so large a part of the run arou
 RATES = (0.0005, 0.001, 0.008)  # of the published picture
 PALETTE = [colormaps["Dark2"](place) for place in range(8)]  # no model's: these are differences
 HOW = "Mean over a tenth of the run; band: 95 % over seeds, at each step by itself"
-PLACE = ["record_set", "data", "ablation", "scale", *COMPARED]  # equal in a pair
+EQUAL_IN_PAIR = ["record_set", "data", "ablation", "scale", *COMPARED]
 WHERE = ["dataset", "row", "setting"]  # of a curve of a study
 
 
@@ -41,7 +41,7 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
     text: list[str] = []
     curves: dict[str, pd.DataFrame] = {}
     for word, runs in zip(words[1:], others, strict=True):
-        name, same = f"{word} {MINUS} {words[0]}", [*PLACE]
+        name, same = f"{word} {MINUS} {words[0]}", [*EQUAL_IN_PAIR]
         for key in sorted({"model", *settings}):
             old, new = base[key].unique(), runs[key].unique()
             one_each = len(old) == len(new) == 1 and old[0] != new[0]

@@ -57,13 +57,13 @@ class Results:
         whole = sizes["size"] == sizes["study"].map(Counter(self.cells["study"]))
         return sizes[whole].groupby("study").size()
 
-    def told(self) -> set[str]:
-        """Names Tables 1 and 2 and the studies that have a whole seed, unless all their runs are of
-        the tables: others share single runs with these.
+    def studies_with_a_complete_seed(self) -> set[str]:
+        """Returns Tables 1 and 2 and the studies that have a whole seed, unless all their runs are
+        in the tables: others share single runs with these.
         """
         runs = self.joined.groupby("study")["run_id"].agg(set)
-        of_tables = set().union(*(runs.get(name, set()) for name in TABLES))
-        whole = [name for name in self.whole_seeds().index if not runs[name] <= of_tables]
+        table_runs = set().union(*(runs.get(name, set()) for name in TABLES))
+        whole = [name for name in self.whole_seeds().index if not runs[name] <= table_runs]
         return {*TABLES, *whole}
 
 
@@ -113,8 +113,8 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     if runs.scale != "paper":
         large = by_study(runs.published, table_cells("paper"))
     missing = losses.missing_words(source)
-    told = own.told() | set(studies or ())
-    with_runs = [name for name in own.joined["study"].unique() if name in told - set(TABLES)]
+    named = own.studies_with_a_complete_seed() | set(studies or ())
+    with_runs = [name for name in own.joined["study"].unique() if name in named - set(TABLES)]
     return Report(
         runs=runs,
         own=own,
@@ -123,7 +123,7 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
         whose=whose,
         losses=[losses.loss_table(name, planned, shown, large, missing) for name in TABLES],
         studies=[losses.study_table(name, own.joined) for name in with_runs],
-        differences=own.differences_of(told),
+        differences=own.differences_of(named),
         verdict=agreement.verdict(runs),
         card=agreement.card(runs),
     )

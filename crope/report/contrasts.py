@@ -21,7 +21,7 @@ from crope.report.frame import model_label
 
 CONTRASTS_FILE = ROOT / "conf" / "contrasts.yaml"
 # What is subtracted: column of the frame, and how it is printed.
-OF = {
+QUANTITIES = {
     "loss": ("loss", ""),
     "lowest": ("val_full.best_nats", ", lowest loss"),
     "train": ("train.final_nats", ", training loss"),
@@ -43,7 +43,7 @@ class Contrast:
     at        the settings that are asked; none: all of the study
     averaged  one difference per seed, the mean over these settings
     best      an axis of which each model takes its best value on each corpus; empty for none
-    of        a key of OF
+    of        a key of QUANTITIES
     minus     a contrast whose differences are subtracted at equal corpus and seed
     date      the date of the plan; empty for an exploratory contrast
     """
@@ -76,7 +76,7 @@ class Contrast:
         if len(seconds) > 1:
             seconds = [f"mean of {', '.join(seconds)}"]
         less = f", less {self.minus.name}" if self.minus else ""
-        return " − ".join([first, *seconds]) + OF[self.of][1] + less
+        return " − ".join([first, *seconds]) + QUANTITIES[self.of][1] + less
 
 
 def term_label(model: str, setting: str) -> str:
@@ -130,8 +130,8 @@ def check_names(contrast: Contrast) -> None:
     """Raises ValueError for a model or setting that a study lacks: it would have no line and no
     message. Raises ConfigError for no such study.
     """
-    if contrast.of not in OF:
-        raise ValueError(f"of: {contrast.of}: must be one of {', '.join(OF)}")
+    if contrast.of not in QUANTITIES:
+        raise ValueError(f"of: {contrast.of}: must be one of {', '.join(QUANTITIES)}")
     # Where a study varies the position, say, a model's name goes on: `alibi+complex`.
     named = [f"model={model.partition('+')[0]}" for model, _ in contrast.terms]
     for setting in [*contrast.at, *(setting for _, setting in contrast.terms if setting)]:

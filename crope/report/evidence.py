@@ -13,7 +13,7 @@ import pandas as pd
 from scipy.special import stdtr, stdtrit
 
 from crope.plan.study import TABLES, load_study
-from crope.report.contrasts import OF, Contrast, Term, load_contrasts, term_label
+from crope.report.contrasts import QUANTITIES, Contrast, Term, load_contrasts, term_label
 from crope.report.frame import model_label
 
 LEVEL = 0.95
@@ -32,7 +32,7 @@ LINE = [
     "high",
     "by_seed",
 ]
-PLACE = ["study", "dataset", "row", "setting", "seed"]  # equal on both sides of a difference
+PAIR_KEYS = ["study", "dataset", "row", "setting", "seed"]  # equal on both sides of a difference
 
 
 def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
@@ -41,10 +41,10 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
 
     runs   the frame of `by_study`
     """
-    column, _ = OF[contrast.of]
+    column, _ = QUANTITIES[contrast.of]
     label, *labels = [term_label(*term) for term in contrast.terms]
     first = of_term(runs, contrast, contrast.first)
-    found = first[PLACE].assign(**{label: first[column]})
+    found = first[PAIR_KEYS].assign(**{label: first[column]})
     for second, term in zip(labels, contrast.seconds, strict=True):
         others = of_term(runs, contrast, term)
         losses = dict(zip(_places(others), others[column], strict=True))
@@ -60,7 +60,7 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
 
 
 def _places(runs: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
-    return zip(*(runs[name] for name in PLACE), strict=True)
+    return zip(*(runs[name] for name in PAIR_KEYS), strict=True)
 
 
 def of_term(runs: pd.DataFrame, contrast: Contrast, term: Term) -> pd.DataFrame:
@@ -184,8 +184,8 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for (row, setting), part in by_seed.groupby(["row", "setting"], sort=False):
         corpora = plan.loc[plan["row"] == row, "corpora"].max()
-        of_seed = part.set_index(["study", "seed"]).groupby("dataset", sort=False)
-        groups = dict(list(of_seed["nats"]))
+        by_corpus = part.set_index(["study", "seed"]).groupby("dataset", sort=False)
+        groups = dict(list(by_corpus["nats"]))
         if corpora > 1 and contrast.studies[0] not in TABLES:
             groups = {"": _average(part, ["study", "seed"], corpora)} | groups
         for dataset, nats in groups.items():
@@ -205,14 +205,15 @@ def _average(lines: pd.DataFrame, keys: list[str], size: int) -> pd.Series:
     """Averages over the lines with these keys in common, a seed among them, where all `size` are
     there.
     """
-    of_seed = lines.groupby(keys, sort=False)["nats"]
-    return of_seed.mean()[of_seed.size() == size]
+    groups = lines.groupby(keys, sort=False)["nats"]
+    return groups.mean()[groups.size() == size]
 
 
 def answers(runs: pd.DataFrame) -> pd.DataFrame:
     """Answers all contrasts, in their order. Exploratory ones without a run have no line."""
     lines, known = [], set(runs["study"])
-    needed = ["model", *PLACE, "corpora", "plan_settings", *(column for column, _ in OF.values())]
+    losses = [column for column, _ in QUANTITIES.values()]
+    needed = ["model", *PAIR_KEYS, "corpora", "plan_settings", *losses]
     runs = runs[needed]  # the others would cost a second
     for contrast in load_contrasts().values():
         if contrast.date or known & set(contrast.studies):

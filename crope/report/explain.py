@@ -16,7 +16,7 @@ from crope.errors import UserError
 from crope.plan.study import TABLES, load_study
 from crope.records.store import set_folders
 from crope.report.contrasts import Contrast, load_contrasts, make_contrast
-from crope.report.evidence import PLACE, answer, differences, of_term
+from crope.report.evidence import PAIR_KEYS, answer, differences, of_term
 from crope.report.frame import PUBLISHED_SCALE, by_study, load_frame, load_runs
 from crope.report.losses import PROTOCOLS, losses_by_model, plus_minus
 from crope.report.pooled import Pool, load_pools, pooled_lines, units
@@ -49,13 +49,13 @@ def explain(
     studies = contrast.needed if contrast else (name.split("/")[0],)
     runs = load_runs(results_dir=results_dir, scale=scale, folders=folders)
     sources = [("yours", runs.own, runs.scale)] if len(runs.own) else []
-    for its_scale in dict.fromkeys([runs.scale, PUBLISHED_SCALE]):
-        sources.append(("published", runs.published, its_scale))
+    for source_scale in dict.fromkeys([runs.scale, PUBLISHED_SCALE]):
+        sources.append(("published", runs.published, source_scale))
     parts: list[str] = []
-    for title, frame, its_scale in sources:
-        if parts and its_scale != runs.scale:  # runs of another scale explain nothing of yours
+    for title, frame, source_scale in sources:
+        if parts and source_scale != runs.scale:  # runs of another scale explain nothing of yours
             break
-        asked = chain.from_iterable(load_study(study).cells(its_scale) for study in studies)
+        asked = chain.from_iterable(load_study(study).cells(source_scale) for study in studies)
         joined = by_study(frame, asked)
         text = _explain_difference(joined, contrast) if contrast else _explain_cell(joined, name)
         if text:
@@ -110,10 +110,10 @@ def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
     if by_seed.empty:
         return ""
     first = of_term(runs, contrast, contrast.first)
-    named = [name for name in PLACE if by_seed[name].nunique() > 1 or name == "seed"]
+    named = [name for name in PAIR_KEYS if by_seed[name].nunique() > 1 or name == "seed"]
     by_seed = by_seed.rename(columns={"nats": "difference"})
-    columns = [*named, *by_seed.columns.difference(PLACE, sort=False)]
-    lines = [_printed(by_seed.merge(first, on=PLACE), columns)]
+    columns = [*named, *by_seed.columns.difference(PAIR_KEYS, sort=False)]
+    lines = [_printed(by_seed.merge(first, on=PAIR_KEYS), columns)]
     lines += [line_text(contrast, line) for line in answer(runs, contrast)]
     return "\n".join(lines)
 

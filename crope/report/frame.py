@@ -20,8 +20,8 @@ from crope.plan.study import SCALES, TABLES, Cell
 from crope.records.sources import code_note
 from crope.records.store import Record, is_set, read_curves, read_runs, set_folders
 
-PAIR = ("rope", "crope")  # whose difference a row of the tables is about
-OWN = "yours"  # the record set of the user's own runs
+TABLE_PAIR = ("rope", "crope")  # whose difference a row of the tables is about
+OWN_SET = "yours"  # the record set of the user's own runs
 DIVERGED = "NonFiniteLoss"  # the error of a run whose loss became infinite: a result of its rate
 PUBLISHED_SCALE = "quick"  # of published runs whose study fixes none
 LENGTHS = 4  # the length at which `longer_nats` is measured, over the training length
@@ -71,10 +71,10 @@ COLUMNS = [
 ]
 # Equal in the runs that are compared: on one corpus of a study, in tokens of one kind, and at one
 # seed of a study.
-TOKENS = ["dataset", "config.tokenizer.vocab_size"]
+CORPUS_KEYS = ["dataset", "config.tokenizer.vocab_size"]
 COMPARED = {
-    "provenance.data.splits.train.sha256": TOKENS,
-    "provenance.data.splits.validation.sha256": TOKENS,
+    "provenance.data.splits.train.sha256": CORPUS_KEYS,
+    "provenance.data.splits.validation.sha256": CORPUS_KEYS,
     "precision": ["seed"],
     "device_kind": ["seed"],
 }
@@ -128,7 +128,7 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
     """Reads the finished runs of run folders and published sets, one row each, and the invalid
     records.
 
-    Columns: `record_set` (the set's name, or OWN), `folder`, `run_id`, `status` (complete, failed
+    Columns: `record_set` (a set's name or OWN_SET), `folder`, `run_id`, `status` (complete, failed
     or stale), `code` (what `code_note` says), `loss` (final full validation loss, nats per token;
     infinite if the run diverged), those of run.json and summary.json, `config.<dotted>`,
     `provenance.<dotted>`, `beyond_nats` and `longer_nats`. Of copies in several run folders the
@@ -138,7 +138,7 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
     invalid: list[InvalidRecord] = []
     for folder in folders:
         records, damaged = read_runs(folder)
-        record_set = folder.name if is_set(folder) else OWN
+        record_set = folder.name if is_set(folder) else OWN_SET
         rows += [_row(record, record_set) for record in records]
         invalid += damaged
     frame = pd.json_normalize(rows)
@@ -167,13 +167,13 @@ def _row(record: Record, record_set: str) -> dict[str, Any]:
 
 
 def _longer(measured: Mapping[str, Any], trained: int) -> dict[str, float | None]:
-    """Gives the loss at LENGTHS times the training length, and by how much it exceeds that at the
+    """Returns the loss at LENGTHS times the training length, and by how much it exceeds that at the
     training length: below 0, more context helps. None where one was not measured.
     """
     loss_at = {part["seq_len"]: part["loss_nats"] for part in measured["lengths"]}
     before, after = loss_at.get(trained), loss_at.get(LENGTHS * trained)
-    beyond = None if before is None or after is None else after - before
-    return {"longer_nats": after, "beyond_nats": beyond}
+    excess = None if before is None or after is None else after - before
+    return {"longer_nats": after, "beyond_nats": excess}
 
 
 def load_curves(runs: pd.DataFrame) -> pd.DataFrame:
@@ -236,7 +236,7 @@ def common_seeds(runs: pd.DataFrame) -> pd.DataFrame:
     seeds.
     """
     keys = ["study", "dataset", "row"]
-    paired = runs.assign(pair=runs["model"].where(runs["model"].isin(PAIR)))
+    paired = runs.assign(pair=runs["model"].where(runs["model"].isin(TABLE_PAIR)))
     of_seed = paired.groupby([*keys, "seed"])["pair"].transform("nunique")
     of_row = paired.groupby(keys)["pair"].transform("nunique")
     return runs[of_seed == of_row]

@@ -18,7 +18,7 @@ import pandas as pd
 
 from crope import paper
 from crope.report.evidence import crope_minus_rope, estimate
-from crope.report.frame import PAIR, dataset_label, model_label
+from crope.report.frame import TABLE_PAIR, dataset_label, model_label
 from crope.report.tables import MINUS, Table, interval_text, signed
 from crope.report.tables import place as place_text
 
@@ -217,7 +217,7 @@ def loss_cells(known: pd.DataFrame, models: Iterable[str], decimals: int) -> lis
 
     known   n, mean, std and status, by model
     """
-    usual = known.loc[known.index.isin(PAIR), "n"].max()
+    usual = known.loc[known.index.isin(TABLE_PAIR), "n"].max()
     cells = []
     for line in known.reindex(list(models)).to_dict("records"):
         text = line["status"]

@@ -48,7 +48,7 @@ def build_report(
     studies: Collection[str] | None = None,
 ) -> list[InvalidRecord]:
     """Reads the runs of `load_runs`, writes the page and the CSV files, and prints the results of
-    `studies` (None: those of `Results.told`, which the page always has) and the page's path.
+    `studies` (None: `Results.studies_with_a_complete_seed`, as on the page) and the page's path.
 
     `out_dir` defaults to results_dir/report, of the smoke scale report-smoke. Returns the invalid
     records, which enter no number. Raises UserError if runs of one row are not comparable.

@@ -49,20 +49,21 @@ def draw_published(published: Results) -> dict[str, Figure]:
         drawn["rates"] = figures.rates(rates)
         drawn["curves"] = compare.rate_curves(joined)
     overall = lines.query("dataset == ''").dropna(subset="mean")
-    models = overall.assign(model=overall["name"].map(beside_rope())).dropna(subset="model")
+    models = overall.assign(model=overall["name"].map(contrasts_against_rope()))
+    models = models.dropna(subset="model")
     if len(models):
         title = "After 3,200 steps at the paper's learning rate, 95 % over seeds"
         drawn["models"] = figures.models(models, title)
     return drawn
 
 
-def beside_rope() -> dict[str, str]:
-    """Finds the contrasts that subtract RoPE in the study of `shown.models`: contrast -> model."""
+def contrasts_against_rope() -> dict[str, str]:
+    """Returns contrasts that subtract RoPE in the study of `shown.models`: contrast -> model."""
     models = {}
     for name, contrast in load_contrasts().items():
         model = contrast.first[0]
-        beside = contrast.studies == (subjects()["models"],) and contrast.of == "loss"
+        asked = contrast.studies == (subjects()["models"],) and contrast.of == "loss"
         # nope is ten times as far away
-        if beside and contrast.seconds == (("rope", ""),) and model != "nope":
+        if asked and contrast.seconds == (("rope", ""),) and model != "nope":
             models[name] = model
     return models

@@ -12,8 +12,8 @@ from crope.plan.compose import (
     load_config,
     load_run,
     nearest,
+    non_default_settings,
     quoted_override,
-    special,
     variant_name,
 )
 from tests.conftest import raises_one_line
@@ -176,4 +176,4 @@ def test_a_saved_config_loads_with_keys_of_older_schemas():
     ],
 )
 def test_what_was_special_about_a_run(overrides, expected):
-    assert special(load_run(overrides.split())) == expected.split()
+    assert non_default_settings(load_run(overrides.split())) == expected.split()
