@@ -13,7 +13,13 @@ from crope.report.evidence import answer
 from crope.report.frame import model_label
 from crope.report.tables import Table, interval_text
 
-STUDIES = ("cost", "schemes", "baselines", "controls", "linear")  # of them the first that has the model
+STUDIES = (
+    "cost",
+    "schemes",
+    "baselines",
+    "controls",
+    "linear",
+)  # of them the first that has the model
 
 
 def models_table(published: pd.DataFrame, joined: pd.DataFrame) -> Table:
