@@ -13,13 +13,8 @@ from crope.report.evidence import answer
 from crope.report.frame import model_label
 from crope.report.tables import Table, interval_text
 
-STUDIES = (
-    "cost",
-    "schemes",
-    "baselines",
-    "controls",
-    "linear",
-)  # of them the first that has the model
+# Of them the first that has the model.
+STUDIES = ("cost", "schemes", "baselines", "controls", "linear")
 
 
 def models_table(published: pd.DataFrame, joined: pd.DataFrame) -> Table:

@@ -288,7 +288,7 @@ def test_a_changed_hub_section_is_fetched_anew_and_needs_another_name(describe):
     describe()
     before = load("letters").meta["source"]["hub"]
     describe(max_bytes=4000)
-    assert find_corpus("letters", NO_DATA_DIR).texts["train"][0].count("\n") == 105
+    assert corpus_of("letters", NO_DATA_DIR).texts["train"][0].count("\n") == 105
     with raises_one_line(DataError, "another source"):
         corpus_of("letters", NO_DATA_DIR).check_source(before, "a run")
     corpus_of("ptb", NO_DATA_DIR).check_source(before, "a run from before it was pinned")
