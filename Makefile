@@ -53,7 +53,7 @@ explain: .venv/.stamp  ## the runs behind a number [CELL=P1; none: a list; SCALE
 theory: .venv/.stamp  ## the papers' constructions in numbers: results/theory
 	@$(PY) scripts/tools.py theory
 
-bench: .venv/.stamp  ## step times beside others' [ARGS="scale=paper" or --profile]
+bench: .venv/.stamp  ## step times beside others' [ARGS="scale=paper", --lab or --profile]
 	@$(PY) scripts/bench.py $(ARGS)
 
 gpu-check: $(STAMPS)/tests $(STAMPS)/bench  ## on a GPU: tests, times, tables, publication [SCALE=smoke]

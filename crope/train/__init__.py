@@ -1,1 +1,1 @@
-"""Training: loop.py (one run's steps), losses.py, checkpoint.py, device.py, golden.py."""
+"""Training: loop.py (one run), update.py (one step), graphs.py, losses.py, checkpoint.py, device.py, golden.py."""

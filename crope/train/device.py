@@ -14,9 +14,9 @@ from crope.config import Config, RuntimeConfig
 from crope.errors import ConfigError, log_line
 
 # The first run of a model pays 30 to 85 s of processor time, each later one 5 to 10 s (torch's
-# cache). On a CPU this saves about 20 us per token, 30 s in a run of this length, and a sweep compiles
-# each model once. On a GPU it saves the launches of several hundred kernels, an estimated 5 to 10 ms
-# per step.
+# cache). On a CPU this saves about 20 us per token, 30 s in a run of this length, and a sweep
+# compiles each model once. On a GPU it saves the launches of several hundred kernels, an estimated
+# 5 to 10 ms per step.
 COMPILE_PAYS_TOKENS = 1_500_000  # of a run on a CPU
 COMPILE_PAYS_STEPS = 2_000  # of a run on a GPU
 
