@@ -13,7 +13,7 @@ from crope.records.store import find_record, read_record
 from tests.conftest import raises_one_line, toy_run
 from tests.records.conftest import edit
 
-METRICS = """
+ROWS = yaml.safe_load("""
 - {step: 0, val/loss_nats: 9.0, time/step_ms: 900.0, speed/tokens_per_s: 1.0}
 - {step: 10, val/loss_nats: 2.25, time/step_ms: 10.0, speed/tokens_per_s: 70.0}
 - {step: 20, val_full/loss_nats: 2.5, time/step_ms: 30.0, speed/tokens_per_s: 40.0,
@@ -23,8 +23,7 @@ METRICS = """
 - {step: 38, val/loss_nats: 3.6875}
 - {step: 40, val/loss_nats: 3.8125, val_full/loss_nats: 3.25, val_full/tokens: 100,
    train_full/loss_nats: 2.75, train_full/tokens: 96}
-"""
-ROWS = yaml.safe_load(METRICS)
+""")
 
 
 def derived(rows, *, tokens=101):

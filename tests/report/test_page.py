@@ -62,8 +62,12 @@ def built(monkeypatch, tmp_path):
     return call
 
 
-def test_the_users_runs_are_in_the_tables_and_every_file(built, capsys):
+def test_the_users_runs_are_in_the_tables_and_every_file(built, monkeypatch, capsys):
+    """The page is written last: it links to the others."""
+    written = mock.Mock(wraps=page.write_text)
+    monkeypatch.setattr(page, "write_text", written)
     folder = built(own(rope=[5.0625], crope=[5.1875]))
+    assert written.call_args.args[0] == folder / "index.html"
     text = page_text(folder)
     assert "Tables 1 and 2 show 2 of your runs" in text
     agree = "2 of 2 runs agree with the nearest published ones, at most 0.055 apart"
