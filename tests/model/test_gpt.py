@@ -1,4 +1,6 @@
-"""Every model of conf/model against a decoder by loops; dropout, padding rows, initial values."""
+"""Every model of conf/model against a decoder by loops; dropout, padding rows, initial values,
+head.
+"""
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from crope.seeding import stream
 from tests.model.oracles import (
     CHOICES,
     LENGTH,
+    VOCAB,
     WIDTH,
     assert_allclose,
     assert_close,
@@ -16,6 +19,7 @@ from tests.model.oracles import (
     cross_entropy,
     decoder_by_loops,
     model_config,
+    normal,
     random_tokens,
     randomise,
 )
@@ -132,3 +136,10 @@ def test_a_position_scheme_may_choose_its_initial_values(monkeypatch):
     monkeypatch.setitem(POSITIONS, "none", lambda *_: Own())
     found = build(model_config("nope"), seed=3).positions.norm_bias.item()
     assert found == pytest.approx(2 * drawn("positions.norm_bias"))
+
+
+def test_a_head_that_is_not_tied_is_a_matrix_of_its_own():
+    decoder = randomise(build(model_config("rope", tied_head=False)))
+    hidden_BTD = normal(2, 3, 24)
+    expected = hidden_BTD @ decoder.head.weight[:VOCAB].T
+    assert_close(decoder.logits(hidden_BTD), expected, atol=1e-12)

@@ -6,8 +6,6 @@ import torch
 
 from crope.model.complex_linear import ComplexLinear
 from crope.theory.complex_maps import (
-    GLYPH,
-    MARKED,
     as_complex,
     complex_fraction,
     complex_part,
@@ -33,15 +31,6 @@ def test_complex_part_is_the_nearest_weight_that_complexlinear_can_hold():
     solution, _, rank, _ = np.linalg.lstsq(basis, w.ravel(), rcond=None)
     assert_allclose(complex_part(w).ravel(), basis @ solution, atol=1e-12)
     assert rank == 12
-
-
-def test_a_complex_map_and_a_reflection_agree_at_one_corner_only():
-    """The marked one."""
-    maps = plane_maps()
-    difference = maps["a complex map"] - maps["a reflection"]
-    apart = np.linalg.norm(GLYPH @ difference.T, axis=1)
-    assert apart[MARKED] == pytest.approx(0, abs=1e-12)
-    assert apart.max() > 0.5
 
 
 def test_only_what_is_complex_linear_keeps_its_whole_energy():
