@@ -66,6 +66,8 @@ def _places(runs: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
 def of_term(runs: pd.DataFrame, contrast: Contrast, term: Term) -> pd.DataFrame:
     """Selects the runs of one term of a contrast."""
     chosen = runs[runs["study"].isin(contrast.studies)]
+    if len(contrast.studies) > 1:  # which may share runs
+        chosen = chosen.drop_duplicates("run_id")
     if contrast.at:
         chosen = chosen[chosen["setting"].isin(contrast.at)]
     if contrast.best:
@@ -213,7 +215,7 @@ def answers(runs: pd.DataFrame) -> pd.DataFrame:
     """Answers all contrasts, in their order. Exploratory ones without a run have no line."""
     lines, known = [], set(runs["study"])
     losses = [column for column, _ in QUANTITIES.values()]
-    needed = ["model", *PAIR_KEYS, "corpora", "plan_settings", *losses]
+    needed = ["run_id", "model", *PAIR_KEYS, "corpora", "plan_settings", *losses]
     runs = runs[needed]  # the others would cost a second
     for contrast in load_contrasts().values():
         if contrast.date or known & set(contrast.studies):

@@ -44,6 +44,7 @@ def together(*parts):
 def losses(*, study="mine", setting="", corpora=1, settings=1, **options):
     """The same runs as `by_study` gives them."""
     found = runs(setting=setting, **options)
+    found["run_id"] = f"{study}-" + found["run_id"]
     return found.assign(study=study, setting=setting, corpora=corpora, plan_settings=settings)
 
 

@@ -257,6 +257,12 @@ def test_an_unfinished_plan_has_none():
     assert np.isnan(line["low"])
 
 
+def test_a_run_of_two_studies_counts_once():
+    one = losses(rope=[5.0, 5.0], crope=[5.1, 5.2])
+    both = together(one, one.assign(study="other"))
+    assert nats(both, replace(COST, studies=("mine", "other"))) == [0.1, 0.2]
+
+
 def test_a_plan_without_a_run_is_shown():
     assert only_line(losses(rope=[5.0]), replace(COST, date="2026-11-25"))[1] == "0 of 3 seeds"
     assert answered(losses(rope=[5.0])) == {}
