@@ -14,8 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "results" / "published"  # committed sets of runs and losses
-# Fetched text (raw/) and token files (tokens/).
-CACHE_DIR = Path(os.environ.get("CROPE_CACHE_DIR") or ROOT / "data")
+CACHE_DIR = Path(os.environ.get("CROPE_CACHE_DIR") or ROOT / "data")  # holds raw/ and tokens/
 MISSING: Any = "???"  # omegaconf.MISSING: layers and adapter need no package but torch
 GOLDEN_FILE = Path(__file__).with_name("golden_losses.json")
 
