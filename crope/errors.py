@@ -30,7 +30,7 @@ class InvalidRecord(DataError):
         self,
         path: Path,
         reason: str,
-        remedy: str = "remove the folder and run the same command again",
+        remedy: str = "move the folder away and run the same command again",
     ) -> None:
         if "results/published" in path.absolute().as_posix():  # committed: git has the right bytes
             remedy = "restore it with git"

@@ -156,7 +156,9 @@ def check_record(record: Mapping[str, Any], metrics: bytes | None = None) -> Non
     named = f"{run.model}-{run.dataset}-{run.row}-s{record['config']['seed']}-{digest}"
     # The name says which run a folder holds: reports, resuming and wandb go by it.
     if not record["run_id"] == run.run_id == named:
-        raise ValueError(f"config.yaml and run.json are those of {named}, by its name another")
+        raise ValueError(
+            f"config.yaml and run.json are those of {named}: edited, or made by code with other keys"
+        )
     complete = summary.status == "complete"
     if complete and metrics is not None and sha256(metrics) != summary.metrics_sha256:
         raise ValueError("metrics.jsonl does not have the SHA-256 that summary.json states")

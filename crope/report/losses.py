@@ -98,16 +98,19 @@ class LossTable:
         """Gives a word per cell of `frame` for the page: corpus (the first line of a row), best (the
         lowest loss of a line), past (a final loss where an earlier one was lower).
         """
-        places = [(line.dataset, line.row, line.protocol) for line in self.lines]
         marks, before = [], None
-        for (dataset, row, protocol), line in zip(places, self.lines, strict=True):
-            first = "corpus" * ((dataset, row) != before)
-            before = (dataset, row)
-            past = "past" * ((dataset, row, protocol.replace("full", "lowest")) in places)
-            past *= protocol.startswith("full")
+        kinds = {(line.dataset, line.row, line.protocol) for line in self.lines}
+        for line in self.lines:
+            place = (line.dataset, line.row)
+            first = "" if place == before else "corpus"
+            before = place
+            lowest = line.protocol.replace("full", "lowest")
+            overfitted = lowest != line.protocol and (*place, lowest) in kinds
             known = line.by_model["mean"].reindex(self.models)
-            best = [past or "best" * bool(loss == known.min()) for loss in known]
-            marks.append([f"{first} {mark}".strip() for mark in ("", "", *best, "")])
+            words = ["", "", *("best" if loss == known.min() else "" for loss in known), ""]
+            if overfitted:
+                words = ["", "", *["past"] * len(known), ""]
+            marks.append([f"{first} {word}".strip() for word in words])
         return marks
 
     def markdown(self) -> str:

@@ -63,17 +63,14 @@ def train(
 ) -> float:
     """Trains to the last step, from the newest checkpoint if any; returns all seconds it took.
 
-    Writes checkpoints, metrics.jsonl and weights.safetensors. Raises NonFiniteLoss; Stopped after
-    saving, if `stop_requested()`.
+    Writes checkpoints, metrics and weights. Raises NonFiniteLoss; Stopped if `stop_requested()`.
     """
     device = prepare_device(config.runtime)
     optimizer = build_optimizer(model.to(device), config.train)
     state = TrainState(model, optimizer, _made_with(run_id, tokens, device))
     graphs = build_graphs(config.runtime, device)
     training, validation = build_losses(model, config, device, graphs)
-    corpus = replace(
-        tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device)
-    )
+    corpus = _on_device(tokens, device)
     start, seconds_before, kept_bytes = load_checkpoint(folder, state)
     updates = Updates(state, training, corpus.train, config, start=start, graphs=graphs)
     saved_at = time.perf_counter()
@@ -107,14 +104,18 @@ def train(
                         state, validation, corpus, config, step=step, may_end=partial(may_end, step)
                     )
             if step < config.train.max_steps:
-                loss, norm = updates.train_step(step=step)
-                line |= meter.add(loss, norm, step, state)
+                line |= meter.add(*updates.train_step(step=step), step, state)
             if line:
                 meter.check_finite(line, step)
                 metrics.write({"step": step, **line})
                 log({"step": step, **line})
     write_bytes(folder / "weights.safetensors", weights_bytes(model, run_id=run_id))
     return time.perf_counter() - began
+
+
+def _on_device(tokens: TokenSet, device: torch.device) -> TokenSet:
+    train, validation = (resident(part, device) for part in (tokens.train, tokens.validation))
+    return replace(tokens, train=train, validation=validation)
 
 
 def _made_with(run_id: str, tokens: TokenSet, device: torch.device) -> dict[str, str]:

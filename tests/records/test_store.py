@@ -95,7 +95,7 @@ def refused(folder, word):
 )
 def test_a_damaged_file_is_named(name, content, folder):
     (folder / name).write_text(content)
-    refused(folder, f"{name}.*; remove the folder")
+    refused(folder, f"{name}.*; move the folder")
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml", "metrics.jsonl"])
@@ -128,12 +128,12 @@ def test_a_field_of_another_kind_is_named(name, key, value, folder):
 )
 def test_a_record_that_names_another_run_is_refused(name, key, value, folder):
     edit(folder / name, key, value)
-    refused(folder, "by its name another")
+    refused(folder, "edited, or made by code")
 
 
 def test_a_renamed_record_is_refused(folder):
     renamed = folder.with_name(folder.name.replace("-s0-", "-s1-"))
-    refused(folder.rename(renamed), "by its name another")
+    refused(folder.rename(renamed), "edited, or made by code")
 
 
 def test_what_follows_from_the_metrics_is_computed(folder):

@@ -137,6 +137,18 @@ def test_own_curves_have_a_line_of_sampled_and_markers_of_full_losses_for_each_r
     assert to_hex(figure.axes[0].lines[0].get_color()) == COLOURS["crope"]
 
 
+def test_own_curves_of_two_sets_are_two_lines_and_every_name_is_in_the_legend():
+    """Both sets have the run; matplotlib leaves out labels that begin with a line."""
+    names = {"run_id": "_mine-ptb-base-s0-0", "model": "_mine", "dataset": "ptb"}
+    names |= {"settings": [[], []]}
+    both = pd.DataFrame(names | {"folder": ["a", "b"]})
+    steps = pd.DataFrame({"step": [0, 5], "val/loss_nats": [9.0, 6.0], "val_full/loss_nats": 6.5})
+    figure = figures.own_curves(both.merge(steps, how="cross"), both)
+    lines = [line.get_xdata().tolist() for line in figure.axes[0].lines]
+    assert lines == [[0, 5]] * 4
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["_mine-ptb-base"]
+
+
 def test_the_lowest_model_is_on_top():
     lines = pd.DataFrame([LINE, LINE]).assign(model=["mqa", "thin_ffn"], mean=[0.5, -0.25])
     figure = figures.models(lines, "title")

@@ -48,3 +48,21 @@ def test_remake_changes_the_models_whose_losses_moved_only(tmp_path, monkeypatch
         "new": {"val": [1.0]},
     }
     assert golden.remake(file) == []
+
+
+def test_values_have_the_types_of_the_schema(tmp_path, monkeypatch):
+    """YAML on its own reads 5e5 as text."""
+    (tmp_path / "conf/model").mkdir(parents=True)
+    (tmp_path / "conf/model/new.yaml").write_text(
+        "{position: rotary, projection: real, rope_base: 5e5}"
+    )
+    monkeypatch.setattr(golden, "ROOT", tmp_path)
+    assert golden.golden_models()["new"].rope_base == 500000.0
+
+
+def test_losses_agree_to_ten_digits():
+    losses = {"train": [1.0, 2.0]}
+    assert golden.agree(losses, {"train": [1.0, 2.0 + 1e-10]})
+    assert not golden.agree(losses, {"train": [1.0, 2.0 + 1e-9]})
+    assert not golden.agree(losses, {"train": [1.0]})
+    assert not golden.agree(losses, losses | {"val": [3.0]})
