@@ -19,6 +19,7 @@ from crope.runs import run as run_module
 from crope.runs.load import build_model
 from crope.runs.run import execute
 from crope.runs.sweep import run_all
+from crope.train import losses
 from crope.train.checkpoint import TrainState
 from crope.train.device import prepare_device, set_numerics
 from crope.train.graphs import Captured, build_graphs
@@ -228,3 +229,17 @@ def test_two_runs_at_a_time_have_the_bits_of_one(whole, tmp_path):
     for outcome in train_together(tmp_path, *runs):
         assert outcome.status == "complete"
     assert same_bits(runs[0], whole)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_masked_head_has_the_loss_and_gradients_of_the_reference(bf16):
+    """70 tokens in 128 columns."""
+    decoder = random_decoder("crope").float().to(KIND)
+    found = []
+    for masked in (False, True):
+        loss = losses.cross_entropy(
+            decoder, TOKENS.to(KIND), TARGETS.to(KIND), bf16=bf16, masked=masked
+        )
+        found.append([loss, *torch.autograd.grad(loss, list(decoder.parameters()))])
+    for reference, gradient in zip(*found, strict=True):
+        assert (gradient - reference).norm() <= 1e-2 * (reference.norm() + 1e-2)
