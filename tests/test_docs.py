@@ -105,7 +105,7 @@ def test_the_frame_of_the_tutorial_gives_the_number_it_prints(monkeypatch, capsy
 
 def test_times_of_runs_are_medians_of_the_published_ones():
     page = (ROOT / "docs" / "performance.md").read_text()
-    rows = re.findall(r"\| ([\d,]+) \| ([\d,]+) \|.*\| ([\d.]+) \| `(.*)` \|", page)
+    rows = re.findall(r"\|([\d,]+)\|([\d,]+)\|.*\|([\d.]+)\|`(.*)`\|", page)
     assert len(rows) == 5
     for steps, tokens, minutes, name in rows:
         runs = load_frame([PUBLISHED / name])[0]
