@@ -116,8 +116,7 @@ class DataConfig:
     corpus: str = MISSING
     hub: HubConfig | None = None
     books: int | None = None  # of PG-19's training split, the first in reading order
-    # Of <corpus>.txt, cut from its end at a line break; None: validation is a file of its own.
-    validation_share: float | None = None
+    validation_share: float | None = None  # cut from the end of <corpus>.txt; None: two files
 
 
 @dataclass
@@ -206,8 +205,7 @@ class RuntimeConfig:
     """How a run is executed. Nothing here changes a number beyond rounding."""
 
     device: str = option("auto", one_of=("auto", "cpu", "cuda"))  # auto: cuda where there is one
-    # Whether to use torch.compile; `auto`: where it pays.
-    compile: str = option("auto", one_of=("auto", "true", "false"))
+    compile: str = option("auto", one_of=("auto", "true", "false"))  # auto: where it pays
     # On a GPU an update, and a validation batch, as one CUDA graph (never run on one yet).
     cuda_graph: bool = False
     # Parallel runs in `make reproduce`; 0: one per GPU, or one per usable CPU core.

@@ -61,7 +61,7 @@ def compare(options: Options) -> None:
 
     folders = set_folders() if options.published else options.runs
     out = options.out or options.results_dir / "compare.png"
-    print(compare(options.words, folders or [options.results_dir / "runs"], out))
+    print(compare([options.first, *options.others], folders or [options.results_dir / "runs"], out))
 
 
 def status(options: Options) -> None:
@@ -201,7 +201,8 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
     show: ["run", "--results-dir"],
     compare: [
         *("--results-dir", "--runs"),
-        arg("words", nargs="+", metavar="RUNS", help="a model, a part of an id, or KEY=VALUE,..."),
+        arg("first", metavar="RUNS", help="a model, a folder, a part of an id, or KEY=VALUE,..."),
+        arg("others", nargs="+", metavar="RUNS", help="less the first; record_set=NAME: of a set"),
         arg("--published", action="store_true", help="published runs in place of yours"),
         arg("--out", type=Path, metavar="PNG", help="default: RESULTS_DIR/compare.png"),
     ],

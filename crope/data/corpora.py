@@ -184,6 +184,9 @@ def find_corpus(data: DataConfig, data_dir: Path) -> Corpus:
         raise ConfigError(
             f"conf/data/{name}.yaml: hub.revision: give a commit, a tag or a named ref, no branch"
         )
+    share = data.validation_share
+    if share is not None and not 0 < share < 1:
+        raise ConfigError(f"conf/data/{name}.yaml: validation_share: {share} is not within 0 and 1")
     files: dict[str, list[str]] = {split: [] for split in SPLITS}
     if name == "pg19" or data.books is not None:
         for split in SPLITS:

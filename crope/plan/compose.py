@@ -1,5 +1,6 @@
 """From the command line and conf/ to a checked run, by Hydra."""
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -270,6 +271,7 @@ def nearest_key(name: str) -> str:
     """
     section, _, last = name.rpartition(".")
     valid = [key for key in (*keys(), *GROUPS) if not key.startswith("ablation.")]
+    valid += [f"data.{field.name}" for field in dataclasses.fields(DataConfig)]
     valid = [key for key in valid if key.startswith(f"{section}.")] or valid
     names = [key.rpartition(".")[2] for key in valid]
     near = difflib.get_close_matches(last, names, n=2, cutoff=0.76)

@@ -51,9 +51,12 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
                 same.append(key)
         sides = [side.reset_index() for side in (runs, base)]
         pairs = sides[0].merge(sides[1], on=["seed", *same], suffixes=("", "_base"))
+        pairs = pairs[pairs["run_id"] != pairs["run_id_base"]]
         if pairs.empty:
             raise UserError(f"{name}: no two runs are equal in seed, data and other settings")
-        text += sorted({*pairs["code"], *pairs["code_base"]} - {""})
+        notes = pairs[["run_id", "code"]].to_numpy().tolist()
+        notes += pairs[["run_id_base", "code_base"]].to_numpy().tolist()
+        text += [f"{run_id}: {note}" for run_id, note in notes if note]
         varied = [key for key in same if pairs[key].nunique() > 1 and "sha256" not in key]
         for _, part in pairs.groupby(varied or ["scale"], dropna=False):
             label = ", ".join([name, *(f"{key}={part[key].iloc[0]}" for key in varied)])
@@ -79,10 +82,11 @@ def complete_runs(folders: Iterable[Path]) -> pd.DataFrame:
 
 
 def select(runs: pd.DataFrame, text: str) -> pd.DataFrame:
-    """Selects the runs of a model, with these letters in their id, or with all of these values:
-    `crope`, `s0-3f0c`, `model=crope,train.lr=0.002`. Raises UserError if there is none.
+    """Selects the runs of a model, of a folder, with these letters in their id, or with all of these
+    values: `crope`, `s0-3f0c`, `model=crope,train.lr=0.002`. Raises UserError if there is none.
     """
     for word in text.split(","):
+        word = word if "=" in word else Path(word).name  # of a folder
         key, _, value = word.partition("=")
         column = runs.get(key)
         if value and column is not None:

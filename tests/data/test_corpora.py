@@ -119,6 +119,12 @@ def test_checksums_pin_the_papers_corpora_and_no_test_split():
     assert not [path for path in books.pinned if "test" in path]
 
 
+@pytest.mark.parametrize("share", [0, 1, 2.0])
+def test_a_share_that_leaves_no_text_is_refused(share, data_dir):
+    with raises_one_line(ConfigError, "validation_share"):
+        find_corpus(DataConfig("mine", validation_share=share), data_dir)
+
+
 def test_one_file_is_cut_at_the_last_line_break_before_its_share(data_dir):
     """Of 20 characters the last quarter begins within the third line, which validation gets whole;
     another share under the same name is refused.
