@@ -171,14 +171,16 @@ class Corpus:
         return text
 
 
-def find_corpus(data: DataConfig, data_dir: Path) -> Corpus:
-    """Finds the files of a run's corpus, and what data/checksums.txt says of them.
+def find_corpus(data: DataConfig | str, data_dir: Path) -> Corpus:
+    """Finds the files of a corpus, from a run's section or by its name alone, and what
+    data/checksums.txt says of them.
 
     PG-19 has the pinned books, sorted by id as text, or the first `books` of the training split.
     Raises ConfigError if there are fewer books, or if `hub` has no fixed revision.
     """
     lines = CHECKSUMS.read_text(encoding="utf-8").splitlines()
     checksums = {path: digest for digest, path in map(str.split, lines)}
+    data = DataConfig(data) if isinstance(data, str) else data
     name = data.corpus
     if data.hub and data.hub.revision in (None, "main"):
         raise ConfigError(
