@@ -85,7 +85,7 @@ def render_docs(report: content.Report) -> dict[Path, str]:
         "passes": passes(report.runs.published),
         "twice": f"{correlation_of_repeats(report.published.lines):.2f}".replace("-", tables.MINUS),
         "ngrams": ngram_table(ngrams),
-        "repeats": agreement.repeats_table(published.query("scale == 'quick'"), "same"),
+        "repeats": quick_repeats(published),
     }
     texts = {}
     for target, template in DOCS.items():
@@ -128,7 +128,7 @@ def sample_output(runs: pd.DataFrame, table: LossTable) -> str:
 def shorter(table: LossTable) -> LossTable:
     """Leaves out the sampled losses of small runs, which few tokens make noise."""
     kinds = ["paper", "full", "lowest", *(kind + LARGE for kind in losses.PROTOCOLS)]
-    return table.select(*kinds)
+    return replace(table, parameters={}).select(*kinds)  # docs/models.md has them
 
 
 def planned_table(lines: pd.DataFrame) -> Table:
@@ -220,6 +220,12 @@ def passes(published: pd.DataFrame) -> str:
     runs = published[(published["scale"] == "paper") & (published["row"] == "base")]
     counts = runs.groupby("dataset")["train_passes"].max()
     return ", ".join(f"{dataset_label(str(name))} {count:.0f}" for name, count in counts.items())
+
+
+def quick_repeats(published: pd.DataFrame) -> Table:
+    """Prints how far runs of Table 1 at the quick scale that were repeated lie apart."""
+    table = agreement.repeats_table(published.query("scale == 'quick' and row == 'base'"), "same")
+    return replace(table, frame=table.frame.drop(columns=["Scale", "Row"]))
 
 
 def correlation_of_repeats(lines: pd.DataFrame) -> float:

@@ -66,8 +66,11 @@ def findings(lines: pd.DataFrame) -> Findings:
     Raises UserError for a sentence that rests on a missing line, or whose answer has changed.
     """
     content = read_yaml(FINDINGS_FILE)
-    claims = [[entry["claim"], _sentence(lines, entry)] for entry in content["claims"]]
-    table = pd.DataFrame(claims, columns=["The paper", "Here"])
+    claims = []
+    for entry in content["claims"]:
+        bases = dict.fromkeys(f"`{basis['from']}`" for basis in entry["rests"].values())
+        claims.append([entry["claim"], _sentence(lines, entry), "; ".join(bases)])
+    table = pd.DataFrame(claims, columns=["The paper", "Here", "Rests on"])
     results = {}
     for section, entries in content["results"].items():
         results[section] = [_sentence(lines, entry) for entry in entries]

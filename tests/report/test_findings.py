@@ -38,7 +38,7 @@ readme:
       fast: {from: base/crope - rope, at: train.lr=2, in: ptb, is: open, show: size}
       mean: {from: base/crope - rope, at: train.lr=2, in: ptb, is: open, show: mean}
 claims:
-  - {claim: none, says: Refuted., rests: {}}
+  - {claim: none, says: "Refuted, {cost}.", rests: {cost: {from: pooled, is: above 0, show: size}}}
 results: {rates: []}
 """
 POOLED = P1 | {"name": "pooled", "n": 9, "units": 4.0, "above": 3.0, "tau": 0.0066}
@@ -64,7 +64,7 @@ def test_numbers_are_filled_in(found):
         == "It costs 0.200 (0.100 to 0.300), listed +0.200, +0.100 to +0.300, by 0.200, 0.100 to 0.300."
     )
     assert filled.below == "3 of 4, 9 pairs, tau 0.007."
-    assert filled.claims.frame.to_numpy().tolist() == [["none", "Refuted."]]
+    assert filled.claims.frame.to_numpy().tolist() == [["none", "Refuted, 0.2.", "`pooled`"]]
 
 
 def test_no_line_and_several_of_which_none_is_named_are_refused(found):
