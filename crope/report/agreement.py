@@ -86,6 +86,15 @@ def card(runs: Runs) -> str:
     )
 
 
+def other_code(runs: Runs) -> list[str]:
+    """Says how many of the user's runs were trained by code that has changed since."""
+    count = (runs.of_scale["code"].fillna("") != "").sum()
+    text = (
+        f"{count} of {len(runs.of_scale)} runs were trained by other code (tools.py list names it)"
+    )
+    return [text] if count else []
+
+
 def verdict(runs: Runs) -> list[str]:
     """Says per corpus how the user's runs of Tables 1 and 2 agree with the published ones, and what
     RoPE's loss in the first row is beside other numbers.

@@ -124,6 +124,6 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
         losses=[losses.loss_table(name, planned, shown, large, missing) for name in TABLES],
         studies=[losses.study_table(name, own.joined) for name in with_runs],
         differences=own.differences_of(named),
-        verdict=agreement.verdict(runs),
+        verdict=[*agreement.verdict(runs), *agreement.other_code(runs)],
         card=agreement.card(runs),
     )

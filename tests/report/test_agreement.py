@@ -65,3 +65,10 @@ def test_on_tiny_the_lowest_possible_loss_stands_beside():
 def test_copies_of_published_runs_prove_nothing():
     public = PUBLIC.assign(finished_utc="2026")
     assert agreement.own_and_published(Runs("quick", public, public, [])).empty
+
+
+def test_runs_of_other_code_are_counted():
+    own = runs(rope=[5.0, 5.1]).assign(code=["", "trained by other code (a.py changed since)"])
+    (text,) = agreement.other_code(Runs("quick", own, PUBLIC, []))
+    assert text.startswith("1 of 2 runs were trained by other code")
+    assert agreement.other_code(Runs("quick", own[:1], PUBLIC, [])) == []
