@@ -238,9 +238,7 @@ def test_the_page_states_what_is_saved(page):
     """Of a block: Q and output D^2 each, K and V by their heads, GPT-2's two or Llama's three
     feed-forward matrices.
     """
-    rows = re.findall(
-        r"^\| (.+) \| ([\d,]+) \| ([\d,]+) \| (\d+), (\d+) \| ([\d.]+) % \|$", page, re.M
-    )
+    rows = re.findall(r"^\|(.+)\|([\d,]+)\|([\d,]+)\|(\d+), (\d+)\|([\d.]+) %\|$", page, re.M)
     assert len(rows) == 3
     for name, *numbers, saved in rows:
         width, ffn, heads, kv_heads = (int(number.replace(",", "")) for number in numbers)

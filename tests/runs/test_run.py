@@ -143,7 +143,7 @@ def test_a_complete_run_on_text_of_another_source_is_refused(complete):
 def test_a_corrupt_summary_is_neither_used_nor_overwritten(complete):
     file = complete.path / "summary.json"
     file.write_text('{"status": "comp')
-    with pytest.raises(InvalidRecord, match="remove"):
+    with pytest.raises(InvalidRecord, match="move the folder"):
         execute(complete)
     assert file.read_text() == '{"status": "comp'
 
