@@ -156,9 +156,8 @@ def random_effects(means: np.ndarray, variances: np.ndarray) -> dict[str, float]
 
 
 def pooled_lines(runs: pd.DataFrame, pools: Iterable[Pool] = ()) -> pd.DataFrame:
-    """Estimates these pools (none: all): the columns of `evidence.answers`, with `title` (of its first group),
-    `says`, `units`, `above` (those
-    with a mean above 0), tau and i2; n counts pairs of runs.
+    """Estimates these pools (none: all): the columns of `evidence.answers`, with `title` (of its first
+    group), `says`, `units`, `above` (those with a mean above 0), tau and i2; n counts pairs of runs.
     """
     lines = []
     for pool in pools or load_pools().values():
