@@ -68,12 +68,12 @@ def main() -> int:
 
 
 def length_generalisation_studies() -> set[str]:
-    """Returns the studies of which a contrast asks for losses beyond the training length."""
+    """Returns the studies of which a contrast asks for losses on longer sequences than in training."""
     from crope.report.contrasts import load_contrasts
 
     studies: set[str] = set()
     for contrast in load_contrasts().values():
-        if contrast.of == "beyond":
+        if contrast.of in ("beyond", "longer"):
             studies |= set(contrast.studies)
     return studies
 

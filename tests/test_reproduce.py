@@ -77,6 +77,11 @@ def test_runs_are_read_beyond_their_length_where_a_contrast_asks_for_it(steps):
     assert steps.called["lengths"] == models.split()
 
 
+def test_runs_are_read_at_a_greater_length_where_a_contrast_asks_for_it(steps):
+    steps.call("--study=fair_lr", "--seeds=1", "--scale=smoke")
+    assert {"rope", "crope"} <= set(steps.called["lengths"])
+
+
 def test_runs_at_another_scale_than_the_planned_one_enter_no_number(steps, capsys):
     steps.call("--study=paper_row", "--study=base", "--seeds=1", "--scale=smoke")
     (line,) = capsys.readouterr().err.splitlines()

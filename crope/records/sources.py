@@ -1,8 +1,9 @@
 """The code that makes a run's numbers, as digests: they tell which file has changed since a run.
 
-A file has a digest for each statement, such as a class, and each entry of a dictionary. Comments,
-format and docstrings do not enter. An addition, such as a new position scheme with its line in the
-registry, leaves earlier runs as they are: only a digest that is gone counts.
+A file has a digest for each statement, such as a class, each method of a dataclass (its fields are
+values of the configuration) and each entry of a dictionary. Comments, format and docstrings do not
+enter. An addition, such as a new position scheme with its line in the registry, leaves earlier runs
+as they are: only a digest that is gone counts.
 """
 
 import ast
@@ -14,7 +15,13 @@ from typing import Any
 from crope.config import ROOT
 from crope.files import sha256
 
-SOURCES = ("crope/model/*.py", "crope/train/*.py", "crope/data/batches.py", "crope/seeding.py")
+SOURCES = (
+    "crope/model/*.py",
+    "crope/train/*.py",
+    "crope/data/batches.py",
+    "crope/seeding.py",
+    "crope/config.py",  # widths, schedules
+)
 DOCSTRING = re.compile(r'\s*""".*?"""', re.DOTALL)  # so `ast.unparse` writes these alone
 
 
@@ -52,7 +59,10 @@ def digest_file(text: str) -> str:
         if isinstance(value, ast.Dict):
             entries = zip(value.keys, value.values, strict=True)
             parts += [ast.Dict([key], [entry]) for key, entry in entries]
+        elif isinstance(node, ast.ClassDef) and node.decorator_list:
+            parts += [part for part in node.body if isinstance(part, ast.FunctionDef)]
         else:
             parts.append(node)
-    texts = [DOCSTRING.sub("", ast.unparse(part)) for part in parts]
+    # Python 3.12 chooses other quotes than 3.11.
+    texts = [DOCSTRING.sub("", ast.unparse(part)).replace('"', "'") for part in parts]
     return " ".join(sha256(text.encode())[:6] for text in texts)

@@ -79,11 +79,18 @@ def card(runs: Runs) -> str:
     devices = ", ".join(sorted(set(pairs["provenance.device"].dropna())))
     commits = ", ".join(sorted({str(commit)[:8] for commit in pairs["provenance.commit"].dropna()}))
     hours = pairs["time.total_s"].astype(float).sum() / 3600
-    return (
-        f"{pairs['agrees'].sum()} of {len(pairs)} runs agree with the nearest published ones, at most"
-        f" {pairs['distance'].max():.3f} apart. Machine: {devices}; commit: {commits}; {hours:.1f}"
-        " hours of runs."
-    )
+    return f"{agreement(pairs)}. Machine: {devices}; commit: {commits}; {hours:.1f} hours of runs."
+
+
+def agreement(pairs: pd.DataFrame) -> str:
+    """Says how many of these runs agree with the nearest published ones, where repeats tell how far
+    apart these may lie.
+    """
+    known = pairs[np.isfinite(pairs["bound"])]
+    apart = f"at most {(pairs if known.empty else known)['distance'].max():.3f} apart"
+    if known.empty:
+        return f"{len(pairs)} runs and the nearest published ones are {apart}"
+    return f"{known['agrees'].sum()} of {len(known)} runs agree with the nearest published ones, {apart}"
 
 
 def other_code(runs: Runs) -> list[str]:
@@ -103,10 +110,7 @@ def verdict(runs: Runs) -> list[str]:
     for dataset, of_dataset in of_tables(runs).groupby("dataset"):
         bound = of_dataset["bound"].iloc[0]
         known = f" (repeated runs: {bound:.3f})" if np.isfinite(bound) else ""
-        text.append(
-            f"{dataset_label(str(dataset))}: {of_dataset['agrees'].sum()} of {len(of_dataset)} runs"
-            f" agree with the published ones: at most {of_dataset['distance'].max():.3f} apart{known}"
-        )
+        text.append(f"{dataset_label(str(dataset))}: {agreement(of_dataset)}{known}")
         rope = of_dataset[(of_dataset["model"] == "rope") & (of_dataset["row"] == "base")]
         for run in rope.sort_values("seed").head(1).to_dict("records"):
             beside = f"RoPE {run['loss']:.3f}, published {run['published']:.3f}"

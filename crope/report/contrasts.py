@@ -67,7 +67,7 @@ class Contrast:
     @property
     def needed(self) -> tuple[str, ...]:
         """Names the studies whose runs this contrast needs."""
-        return (*self.studies, *(self.minus.needed if self.minus else ()))
+        return tuple(dict.fromkeys([*self.studies, *(self.minus.needed if self.minus else ())]))
 
     @property
     def label(self) -> str:
@@ -98,6 +98,8 @@ def load_contrasts(file: Path = CONTRASTS_FILE) -> dict[str, Contrast]:
             if "minus" in entry:
                 entry["minus"] = contrasts[entry["minus"]]
             contrast = make_contrast(studies, entry, name)
+            if contrast.name in contrasts:
+                raise ValueError(f"two entries are named {contrast.name}; remove one")
             contrasts[contrast.name] = contrast
     except (*UNREADABLE, ConfigError) as error:
         raise ConfigError(f"conf/{file.name}: {where}{one_line(error)}") from error

@@ -120,6 +120,7 @@ def of_grid(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     """Selects the runs of a contrast's models at those values of `best` that each study has."""
     models = [model for model, _ in contrast.terms]
     settings = [f"{contrast.best}={value}" for value in common_values(contrast)]
+    runs = runs[runs["study"].isin(contrast.studies)]
     return runs[runs["model"].isin(models) & runs["setting"].isin(settings)]
 
 
@@ -196,7 +197,8 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     overall = [line for line in lines if not line["dataset"]] or lines
     seeds = min((line["there"] for line in overall), default=0)
     if contrast.best:  # of every value, before there is a best one
-        seeds = whole_seeds(plan, contrast)
+        asked = [each for each in (contrast, contrast.minus) if each and each.best]
+        seeds = min(whole_seeds(runs, each) for each in asked)
     if contrast.date and seeds < len(planned):
         nowhere = {"name": contrast.name, "dataset": "", "row": "", "setting": ""}
         lines = [{**nowhere, **estimate(by_seed["nats"][:0], planned), "there": seeds, "n": seeds}]

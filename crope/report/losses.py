@@ -220,7 +220,7 @@ def loss_cells(known: pd.DataFrame, models: Iterable[str], decimals: int) -> lis
 
     known   n, mean, std and status, by model
     """
-    usual = known.loc[known.index.isin(TABLE_PAIR), "n"].max()
+    usual = usual_seeds(known)
     cells = []
     for line in known.reindex(list(models)).to_dict("records"):
         text = line["status"]
@@ -230,6 +230,12 @@ def loss_cells(known: pd.DataFrame, models: Iterable[str], decimals: int) -> lis
                 text += f" (n\u00a0=\u00a0{line['n']:.0f})"
         cells.append(text)
     return cells
+
+
+def usual_seeds(known: pd.DataFrame) -> float:
+    """Returns n of RoPE and CRoPE, or of all models of a line without these."""
+    pair = known.loc[known.index.isin(TABLE_PAIR), "n"]
+    return (known["n"] if pair.empty else pair).max()
 
 
 def plus_minus(mean: float, std: float, decimals: int) -> str:
@@ -258,7 +264,7 @@ def study_table(study: str, joined: pd.DataFrame) -> Table:
         known = losses_by_model(of_place, "full").assign(status="complete")
         texts = loss_cells(known, known.index, 4)
         cells = dict(zip(known.index.map(model_label), texts, strict=True))
-        seeds = f"n\u00a0=\u00a0{known['n'].max():.0f}"
+        seeds = f"n\u00a0=\u00a0{usual_seeds(known):.0f}"
         printed.append({"": place_text(of_place.iloc[0].to_dict()), **cells, "seeds": seeds})
     frame = pd.DataFrame(printed).fillna("")
     frame["seeds"] = frame.pop("seeds")  # behind models that the first line lacks

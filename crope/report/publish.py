@@ -52,11 +52,10 @@ def publish(results_dir: Path, name: str, *, scale: str, why: str = "") -> list[
                 " another results folder"
             )
     target = PUBLISHED / name
-    notes = {code_note(record.run) for record in [*read_runs(target)[0], *chosen]}
-    if len(notes) > 1 and not why:
-        raise UserError(
-            f"{target}: some runs were {max(notes)}, or --why says why they are one set"
-        )
+    runs = [record.run for record in [*read_runs(target)[0], *chosen]]
+    notes = list(filter(None, map(code_note, runs)))
+    if notes and len({str(run.get("code")) for run in runs}) > 1 and not why:
+        raise UserError(f"{target}: some runs were {notes[0]}, or --why says why they are one set")
     add_runs(target, chosen)
     frame, _ = load_frame([target])
     write_text(target / "README.md", set_page(name, frame) + f"\n{why}\n" * bool(why))

@@ -71,9 +71,8 @@ def execute(run: Run) -> Outcome:
         # A complete run is another user's, perhaps, whose folder may only be read.
         skips = is_complete(run.path) and not config.runtime.again
         with nullcontext() if skips else run_lock(run.path):
-            if config.runtime.again and by_other_code(run.path):
-                _set_aside(run.path)
-            if is_complete(run.path):
+            again = config.runtime.again and by_other_code(run.path)
+            if is_complete(run.path) and not again:
                 found = read_record(run.path)
                 source = found.provenance["data"].get("source", {})
                 corpus = find_corpus(config.data, Path(config.data_dir))
@@ -84,6 +83,8 @@ def execute(run: Run) -> Outcome:
             # May take minutes, which a signal ends: nothing to save.
             tokens = load_tokens(config.data, config.tokenizer, data_dir=Path(config.data_dir))
             tokens.check_length(config.train.seq_len)
+            if again:  # not before: an error above would leave no run
+                _set_aside(run.path)
             with stop_on_signal() as stop:
                 with attempt(run, tokens) as record:
                     record.summary |= _train(run, model, tokens, record.tracker, stop)
@@ -159,7 +160,10 @@ def _describe_attempt(run: Run, tokens: TokenSet) -> tuple[dict[str, Any], dict[
     file = run.path / "provenance.json"
     if resumed:
         facts["resumed_from"] = provenance.earlier_attempts(file)
-        described["code"] = read_described(run.path).get("code", {})  # which trained a part of it
+        described["code"] = {  # of all that trained a part of it
+            path: " ".join(dict.fromkeys(f"{began} {described['code'].get(path, '')}".split()))
+            for path, began in read_described(run.path).get("code", {}).items()
+        }
     else:
         _name_other_precision(run)
     remove_temporary_files(run.path)
@@ -214,7 +218,8 @@ def _train(run: Run, model: GPT, tokens: TokenSet, tracker: Tracker, stop: Stop)
 
 def by_other_code(path: Path) -> bool:
     """Tells whether other or unknown code has trained the run of this folder, or a part of it."""
-    return path.exists() and read_described(path).get("code") != code_digests()
+    described = read_described(path)
+    return path.exists() and (not described.get("code") or code_note(described) != "")
 
 
 def _set_aside(path: Path) -> None:

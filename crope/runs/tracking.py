@@ -84,11 +84,14 @@ class Tracker:
             shutil.rmtree(folder / "wandb" / noted.read_text(encoding="utf-8"), ignore_errors=True)
         if tracker.mode == "online" and not wandb.login(timeout=INIT_SECONDS):
             raise RuntimeError("no login; run `wandb login`")
+        # A run that `runtime.again` has moved away is another one.
+        replaced = len(list((folder / "replaced").glob(f"{run.run_id}.*")))
+        run_id = f"{run.run_id}.{replaced}" if replaced else run.run_id
         config = run.container | {"names": run.names}
         del config["ablation"]  # the paper's numbers; `train` has those that were used
         started = wandb.init(
             project=tracker.project,
-            id=re.sub(r"[/\\#?%:]", "-", run.run_id)[:NAME_LENGTH],  # characters wandb reserves
+            id=re.sub(r"[/\\#?%:]", "-", run_id)[:NAME_LENGTH],  # characters wandb reserves
             name=" ".join([run.title, *self.described["settings"]])[:NAME_LENGTH],
             group=f"{run.scale} {run.dataset} {run.row}"[:NAME_LENGTH],
             job_type=run.model[:TAG_LENGTH],

@@ -34,7 +34,7 @@ def test_own_runs_beside_the_nearest_published_ones():
     """CRoPE is 0.05 from 5.1; a run of another scale is no part of it."""
     other = runs(rope=[7.0], first_seed=1).assign(scale="smoke")
     assert told(together(runs(rope=[5.02], crope=[5.15]), other)) == [
-        "Penn Treebank: 2 of 2 runs agree with the published ones: at most 0.050 apart"
+        "Penn Treebank: 2 of 2 runs agree with the nearest published ones, at most 0.050 apart"
         " (repeated runs: 0.250)",
         "  RoPE 5.020, published 5.010, the paper's at its size 4.021",
     ]
@@ -51,6 +51,13 @@ def test_the_card_says_where_and_how_long_runs_were_made():
 
 def test_runs_that_lie_further_apart_than_repeats_do_not_agree():
     assert told(runs(crope=[5.6]))[0].startswith("Penn Treebank: 0 of 1 runs agree")
+
+
+def test_without_repeats_nothing_agrees_or_not():
+    own = runs(rope=[6.0]).assign(finished_utc="2026")
+    assert agreement.verdict(Runs("quick", own, runs(rope=[5.0]), []))[0] == (
+        "Penn Treebank: 1 runs and the nearest published ones are at most 1.000 apart"
+    )
 
 
 def test_on_tiny_the_lowest_possible_loss_stands_beside():

@@ -183,6 +183,19 @@ def test_a_contrast_is_subtracted_at_equal_corpus_and_seed():
     assert (trend.needed, trend.label) == (("wide", "mine"), "CRoPE − RoPE, less cost")
 
 
+def test_a_plan_that_subtracts_best_rates_waits_for_both(plans, three_rates):
+    """The study `wide` has both seeds, the other one of two."""
+    plans["wide"] = replace(plans["mine"], name="wide")
+    begun = {**ONE_CORPUS, 3: {"rope": [6.0, 6.0], "crope": [6.0]}}
+    runs = together(at_rates(begun), at_rates(ONE_CORPUS).assign(study="wide"))
+    trend = replace(BEST, studies=("wide",), minus=BEST, date="2026-11-28")
+    assert only_line(runs, trend)[1] == "1 of 2 seeds"
+
+
+def test_what_is_subtracted_of_the_same_study_needs_it_once():
+    assert replace(COST, minus=COST).needed == ("mine",)
+
+
 def test_holms_correction_stops_at_the_first_that_fails():
     """t = 6, 3, 2.5 and 1 with 9 degrees of freedom: p = 0.0002, 0.0150, 0.0339 and 0.34 beside
     0.05 / 4, 0.05 / 3, 0.05 / 2 and 0.05.
@@ -361,6 +374,7 @@ def test_the_contrasts_are_as_planned():
         ("cost: [rope at x=1 - crope at x=1]", "no x=1"),
         ("cost: [{difference: crope - rope, of: test}]", "of: test"),
         ("cost: [{difference: crope - rope, best: train.lr}]", "must vary train.lr alone"),
+        ("cost: [crope - rope, crope - rope]", "two entries"),
     ],
 )
 def test_a_wrong_contrast_is_named(entry, word, tmp_path):

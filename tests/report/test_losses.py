@@ -144,6 +144,12 @@ def test_a_study_has_a_line_per_setting_and_a_column_per_model():
     ]
 
 
+def test_the_seeds_of_a_studys_line_are_those_of_rope_and_crope():
+    runs = losses(xpos=[6.0, 6.0, 6.0], rope=[5.0, 5.0], crope=[5.1, 5.1])
+    ((_, crope, _, xpos, seeds),) = lines(module.study_table("mine", runs))
+    assert (crope, xpos, seeds) == ("5.1000 ± 0.0000", f"6.0000 ± 0.0000 ({N}3)", f"{N}2")
+
+
 def test_a_table_for_the_terminal_has_each_label_on_a_line():
     table = table1(of_table1(rope=[5.0, 5.1], crope=[5.1, 5.2]))
     text = table.text().splitlines()

@@ -78,6 +78,9 @@ def test_runs_of_two_versions_of_the_code_need_a_reason(published, clean, tmp_pa
         published(clean, older)
     sets = published(clean, older, why="a.py changed its messages alone")
     assert "messages alone" in (sets / "mine" / "README.md").read_text()
+    oldest = replace(record(tmp_path, "oldest", code={"a.py": "111111"}), provenance=CLEAN)
+    with pytest.raises(UserError, match=r"a\.py"):
+        published(older, oldest)
 
 
 def test_what_else_is_refused(published, clean):

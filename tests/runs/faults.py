@@ -135,7 +135,7 @@ def train(run, board):
     """Main function of the process."""
     torch.set_num_threads(1)
     gc.freeze()  # a collection would copy the pages of every module
-    run_json.special = lambda run: []  # composing takes longer than training
+    run_json.non_default_settings = lambda run: []  # composing takes longer than training
     count_steps_as_seconds()
     note_phases(board)
     run_module.load_tokens = lambda *_, **__: make_toy_tokens(run.path)

@@ -128,10 +128,38 @@ def test_a_run_of_other_code_is_skipped_with_the_file_and_trained_anew_on_demand
     assert "changed since" not in execute(complete).text
 
 
+def test_a_run_to_which_code_was_only_added_is_not_trained_anew(complete):
+    code = read_json(complete.path / "run.json")["code"]
+    earlier = {file: digests[:6] for file, digests in code.items()}
+    edit(complete.path / "run.json", "code", earlier)
+    again = toy_run(complete.config.results_dir, "runtime.again=true")
+    assert execute(again).status == "skipped"
+
+
+def test_a_run_is_not_moved_away_before_its_data_are_there(complete):
+    again = toy_run(by_other_code(complete).config.results_dir, "runtime.again=true")
+    with (
+        mock.patch("crope.runs.run.load_tokens", side_effect=DataError("none")),
+        pytest.raises(DataError),
+    ):
+        execute(again)
+    assert is_complete(complete.path)
+
+
 def test_a_continued_run_is_one_of_the_code_that_began_it(step_clock, run):
     with during_step(7, stop):
         execute(run)
     assert "positions.py changed since" in execute(by_other_code(run)).text
+
+
+def test_a_continued_run_is_one_of_the_code_that_ended_it_too(step_clock, run):
+    with during_step(7, stop):
+        execute(run)
+    code = read_json(run.path / "run.json")["code"]
+    other = code | {"crope/model/positions.py": "000000"}
+    with mock.patch("crope.records.run_json.code_digests", lambda: other):
+        execute(run)
+    assert "positions.py changed since" in execute(run).text
 
 
 def test_a_complete_run_on_text_of_another_source_is_refused(complete):

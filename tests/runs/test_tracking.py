@@ -127,6 +127,12 @@ def test_long_names_and_reserved_characters_are_what_wandb_takes(fake, tmp_path)
     assert len(given["name"]) == len(given["group"]) == 128
 
 
+def test_a_run_whose_folder_was_replaced_is_another_one(fake, tmp_path):
+    run = toy_run(tmp_path, *ONLINE)
+    (tmp_path / "replaced" / f"{run.run_id}.0").mkdir(parents=True)
+    assert facts(fake, run)["id"] == f"{run.run_id}.1"
+
+
 @pytest.mark.parametrize("call", ["init", "run.log", "run.finish"])
 def test_a_wandb_that_fails_costs_one_line(call, fake, toy_data, tmp_path, capsys):
     fault = RuntimeError("lost the service\nwith advice")
