@@ -296,17 +296,24 @@ def value_problems(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     of its field forbids.
     """
     for name, item in keys(section).items():
-        key, value, rule = prefix + name, attrgetter(name)(section), item.metadata
+        value, rule = attrgetter(name)(section), item.metadata
         if "one_of" in rule and value not in rule["one_of"]:
-            yield key, f"must be one of {', '.join(rule['one_of'])}"
-        elif isinstance(value, float) and not math.isfinite(value):
-            yield key, "must be a finite number"
-        elif "least" in rule and value < rule["least"]:
-            yield key, f"must be at least {rule['least']}"
-        elif "above" in rule and value <= rule["above"]:
-            yield key, f"must be above {rule['above']}"
-        elif "below" in rule and value >= rule["below"]:
-            yield key, f"must be below {rule['below']}"
+            yield prefix + name, f"must be one of {', '.join(rule['one_of'])}"
+        elif isinstance(value, int | float) and (text := broken_rule(value, rule)):
+            yield prefix + name, text
+
+
+def broken_rule(value: float, rule: Mapping[str, Any]) -> str:
+    """Says what an option's rule allows, if not this number; else nothing."""
+    if not math.isfinite(value):
+        return "must be a finite number"
+    if "least" in rule and value < rule["least"]:
+        return f"must be at least {rule['least']}"
+    if "above" in rule and value <= rule["above"]:
+        return f"must be above {rule['above']}"
+    if "below" in rule and value >= rule["below"]:
+        return f"must be below {rule['below']}"
+    return ""
 
 
 def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:

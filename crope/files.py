@@ -18,9 +18,24 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_bytes())
 
 
+# The C parser is ten times faster.
+SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Loader(SafeLoader):
+    """Refuses a key that is given twice, of which PyYAML keeps the last value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        keys = [str(key.value) for key, _ in node.value]
+        if twice := sorted({key for key in keys if keys.count(key) > 1}):
+            text = f"found duplicate key {', '.join(twice)}"
+            raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> Any:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is ten times faster
-    return yaml.load(path.read_bytes(), loader)
+    """Raises yaml.YAMLError."""
+    return yaml.load(path.read_bytes(), Loader)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -46,10 +46,15 @@ def positive(text: str) -> int:
     return number
 
 
-def existing_folder(text: str) -> Path:
+def folder_of_runs(text: str) -> Path:
+    """Returns a folder with run directories, or a published set."""
     path = Path(text)
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: no such folder")
+    if not any([*path.glob("*/*.json"), *path.glob("runs.jsonl")]):
+        raise argparse.ArgumentTypeError(
+            f"{text}: no runs lie there; name the folder `runs`, or a set"
+        )
     return path
 
 
@@ -61,7 +66,7 @@ SHARED_ARGUMENTS: dict[str, dict[str, Any]] = {
         "help": "holds runs/ (default: results)",
     },
     "--runs": {
-        "type": existing_folder,
+        "type": folder_of_runs,
         "action": "append",
         "default": [],
         "metavar": "DIR",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cli import Parser, existing_folder, main_errors, positive
+from cli import Parser, folder_of_runs, main_errors, positive
 
 from crope.errors import StorageError, UserError
 
@@ -247,7 +247,7 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
         arg(
             "folders",
             nargs="*",
-            type=existing_folder,
+            type=folder_of_runs,
             metavar="DIR",
             help="folders of runs, and published sets (default: all)",
         ),

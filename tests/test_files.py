@@ -4,10 +4,12 @@ import os
 from unittest.mock import Mock
 
 import pytest
+import yaml
 
 from crope.files import (
     MetricsWriter,
     read_metrics,
+    read_yaml,
     write_bytes,
 )
 
@@ -21,6 +23,12 @@ def test_a_failed_write_leaves_the_old_file_and_no_other_and_is_named(tmp_path, 
     assert caught.value.filename == str(path)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_key_that_a_file_has_twice_is_an_error(tmp_path):
+    (tmp_path / "x.yaml").write_text("explored:\n  cost: [a]\n  cost: [b]\n")
+    with pytest.raises(yaml.YAMLError, match="duplicate key cost"):
+        read_yaml(tmp_path / "x.yaml")
 
 
 def test_a_file_is_flushed_before_it_is_named(tmp_path, monkeypatch):

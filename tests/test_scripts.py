@@ -42,6 +42,8 @@ def call(monkeypatch):
         (train, "-m model=rope model.position=none,rotry", "did you mean rotary"),
         (tools, "status --seeds -1", "seeds"),
         (tools, "explain --runs nosuch", "nosuch"),
+        (tools, f"verify {ROOT}/docs", "no runs"),
+        (train, "-m model=rope train.lr=0.001,-0.002", "above 0"),
         (tools, "prepare pbt", "did you mean ptb"),
         (reproduce, "--seed 3", "--seed"),
         (reproduce, "--study=base train.lr=1", "train.lr=1"),
@@ -56,7 +58,7 @@ def test_a_mistake_is_refused_before_anything_is_trained(
         call(script, arguments)
 
 
-HERE, DOCS = Path("results"), [Path("docs")]
+HERE, SETS = Path("results"), [Path("results/published/tiny-fp32")]
 DRAWN = {"tokens": 5, "temperature": 0.0, "top_k": 3, "seed": 2}
 
 
@@ -71,14 +73,14 @@ DRAWN = {"tokens": 5, "temperature": 0.0, "top_k": 3, "seed": 2}
         ),
         ("show RUN", "records.status.show", mock.call("RUN")),
         (
-            "compare a b --runs=docs --out=c.png",
+            "compare a b --runs=results/published/tiny-fp32 --out=c.png",
             "report.compare.compare",
-            mock.call(["a", "b"], DOCS, Path("c.png")),
+            mock.call(["a", "b"], SETS, Path("c.png")),
         ),
         (
-            "explain P1 --scale=quick --runs=docs",
+            "explain P1 --scale=quick --runs=results/published/tiny-fp32",
             "report.explain.explain",
-            mock.call("P1", results_dir=HERE, scale="quick", folders=DOCS),
+            mock.call("P1", results_dir=HERE, scale="quick", folders=SETS),
         ),
         (
             "generate RUN --prompt=x --tokens=5 --temperature=0 --top-k=3 --seed=2",

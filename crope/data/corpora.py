@@ -60,13 +60,19 @@ class Corpus:
             return {"validation_share": self.share}
         return asdict(self.hub) if self.hub and not self.is_pinned else None
 
-    def check_source(self, recorded: dict[str, Any] | None, what: str) -> None:
+    def check_source(self, recorded: Mapping[str, Any], what: str) -> None:
         """Raises DataError if `what` was made from another source than conf/data says: two corpora
         of one name would be mixed. A pinned corpus is known by its checksums alone.
+
+        recorded   `source` of the meta.json of its tokens
         """
-        if not self.is_pinned and recorded != self.source:
+        hub = recorded.get("hub")
+        other = hub != self.source
+        if self.is_pinned:
+            other = recorded.get("sha256", self.sha256()) != self.sha256()
+        if other:
             raise DataError(
-                f"{what} has another source ({recorded or 'text files'}) than"
+                f"{what} has another source ({hub or 'text files'}) than"
                 f" conf/data/{self.name}.yaml; give the changed corpus another name"
             )
 
@@ -189,6 +195,11 @@ def find_corpus(data: DataConfig | str, data_dir: Path) -> Corpus:
     share = data.validation_share
     if share is not None and not 0 < share < 1:
         raise ConfigError(f"conf/data/{name}.yaml: validation_share: {share} is not within 0 and 1")
+    if share and (data.hub or data.books or name in ("pg19", "tiny")):
+        raise ConfigError(
+            f"conf/data/{name}.yaml: validation_share: it cuts one file of your own; remove hub and"
+            " books, or give the corpus another name"
+        )
     files: dict[str, list[str]] = {split: [] for split in SPLITS}
     if name == "pg19" or data.books is not None:
         for split in SPLITS:

@@ -9,10 +9,11 @@ has the original's names and dense weights, so `save_pretrained`, `Trainer`, `to
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from crope.model.complex_linear import ComplexLinear
 from crope.model.projections import dense_linear
@@ -31,6 +32,8 @@ PAIRINGS |= dict.fromkeys(INTERLEAVED.split(), "interleaved")
 # Of each layer whose dense weight `state_dict` gave: an empty tensor that counts the writes to it.
 # Not an attribute, because the layer's copies have given nothing.
 WRITES: WeakKeyDictionary[Any, Tensor] = WeakKeyDictionary()
+# By a dense weight that was given: the layer, and how often its `a` had been written to.
+GIVEN = WeakTensorKeyDictionary()
 
 
 class Replaced(NamedTuple):
@@ -142,6 +145,10 @@ def _pairs(
         raise ValueError(
             f"{path}: pairing is not known. Pass pairing=... and verify it with crope.adapt.check"
         )
+    if known and getattr(config, "use_qk_norm", False):  # Cohere's, which subtracts a mean
+        raise ValueError(
+            f"{path}: does not commute with a norm that use_qk_norm=True puts behind it"
+        )
     if known not in (None, pairing):
         raise ValueError(f"{path}: pairing={pairing!r}, but the model has {known!r}")
     if pairing == "half":
@@ -165,9 +172,10 @@ def _write_dense(layer: Any, state: dict[str, Tensor], prefix: str, metadata: An
     _check_given(layer)
     del state[f"{prefix}a"], state[f"{prefix}b"]
     with torch.inference_mode(False):  # whose tensors count no writes
-        weight = layer.weight.detach()
+        weight = layer.dense_weight().detach()
         given = WRITES.setdefault(layer, weight.new_empty(0)).detach()
         given.data = weight  # `detach` has made the version counter a common one
+        GIVEN[given] = (ref(layer), layer.a._version)
     state[f"{prefix}weight"] = given
 
 
@@ -205,5 +213,12 @@ def _read_dense(
     nearest = ComplexLinear.from_linear(linear, pairing=layer.pairing, head_dim=layer.head_dim)
     if not nearest.weight.equal(weight):
         errors.append(f"{prefix}weight is not complex-linear; load it before complexify")
+    giver, version = GIVEN.get(weight, (ref(layer), layer.a._version))
+    source = giver()
+    if source is not None and source.a._version != version and not source.weight.equal(weight):
+        errors.append(
+            f"{prefix}weight is older than the rest of a state dict that was kept during training;"
+            " keep copy.deepcopy(model.state_dict())"
+        )
     state[f"{prefix}a"], state[f"{prefix}b"] = nearest.a, nearest.b
     WRITES.pop(layer, None)  # what was written is loaded

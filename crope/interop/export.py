@@ -123,6 +123,7 @@ def export_transformers(record: Record, out: Path) -> None:
         "model_max_length": model.max_len,
         "eos_token": END,
         "pad_token": END,
+        "split_special_tokens": True,  # the letter of this name is text
         "clean_up_tokenization_spaces": False,  # True takes spaces before commas away
     }
     write_json(new / "tokenizer_config.json", tokenizer)

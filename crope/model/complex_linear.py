@@ -60,8 +60,11 @@ class ComplexLinear(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """Returns the weight of the equivalent nn.Linear."""
-        return self.dense_weight()
+        """Returns the weight of the equivalent nn.Linear. It is computed: a write to it, which
+        would be lost, is a RuntimeError of torch.
+        """
+        with torch.inference_mode():
+            return self.dense_weight()
 
     def dense_weight(self) -> torch.Tensor:
         """Builds the dense real weight of Eq. 30, (E, D). A method, because torch.compile follows
@@ -76,7 +79,7 @@ class ComplexLinear(nn.Module):
         return torch.stack((first, second), dim=1).flatten(0, -2)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        return F.linear(x_BTD, self.weight, self.bias)
+        return F.linear(x_BTD, self.dense_weight(), self.bias)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **pairing: Any) -> "ComplexLinear":

@@ -21,7 +21,16 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from crope.config import ROOT, Config, DataConfig, ModelConfig, keys, known_values, problems
+from crope.config import (
+    ROOT,
+    Config,
+    DataConfig,
+    ModelConfig,
+    broken_rule,
+    keys,
+    known_values,
+    problems,
+)
 from crope.errors import ConfigError, one_line
 from crope.files import read_yaml
 from crope.machine import auto_precision, default_scale
@@ -144,11 +153,15 @@ def check(config: Config) -> None:
 
 
 def check_label(name: str, data: DataConfig) -> None:
-    """Raises ConfigError if conf/data/<name>.yaml names another corpus: its runs would be labelled
-    wrongly.
+    """Raises ConfigError if conf/data/<name>.yaml names another corpus, or does not say what `data`
+    is: the runs would be labelled wrongly.
     """
     if data.corpus != name:
         raise ConfigError(f"conf/data/{name}.yaml: corpus: {data.corpus} must be {name}")
+    if data != typed(DataConfig, group_values("data", name)):
+        raise ConfigError(
+            f"data={name}: its keys are set in a file of conf/data with a name of its own"
+        )
 
 
 def check_words(words: Iterable[str]) -> None:
@@ -173,6 +186,9 @@ def check_value(key: str, value: str) -> None:
     if key in MODEL_PARTS:
         part = key.removeprefix("model.")
         allowed = {group_values("model", name).get(part) for name in group_files("model")} - {None}
+    is_number = re.fullmatch(r"-?\d*\.?\d+(e-?\d+)?", value)
+    if option and is_number and (rule := broken_rule(float(value), option.metadata)):
+        raise ConfigError(f"{key}={value} {rule}")
     if allowed is not None and value.lower() not in allowed:
         hint = f"is unknown{nearest(value, allowed)}"
         if key not in MODEL_PARTS:  # a few, of which none is likelier

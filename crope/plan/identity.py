@@ -61,7 +61,7 @@ def numerics_version(model: Mapping[str, Any]) -> int:
     """Returns the numerics version of the model in a configuration's `model` section."""
     selected = {**ADDED_LATER["model"], **model}
     choices = (selected[name] for name in ("position", "projection", "attention"))
-    return max(NUMERICS.get(choice, 1) for choice in choices)
+    return 1 + sum(NUMERICS.get(choice, 1) - 1 for choice in choices)
 
 
 def run_hash(config: Mapping[str, Any], *, version: int | None = None) -> str:

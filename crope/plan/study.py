@@ -139,6 +139,10 @@ def load_study(name: str) -> Study:
             " train.py alone would read it here"
         )
     for axis, values in params.items():
+        if axis.startswith("data."):
+            raise wrong(
+                f"{axis}: write a file of conf/data for each value; its name is a value of data"
+            )
         if not isinstance(values, str | int | float):
             raise wrong(f"{axis}: write its values with commas between them: a,b")
     try:

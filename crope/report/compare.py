@@ -54,6 +54,11 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
         pairs = pairs[pairs["run_id"] != pairs["run_id_base"]]
         if pairs.empty:
             raise UserError(f"{name}: no two runs are equal in seed, data and other settings")
+        if pairs.duplicated(["seed", *same]).any():
+            raise UserError(
+                f"{name}: several runs of a word are equal in seed and settings, as after a change of"
+                " a file of conf; name one by its id"
+            )
         notes = pairs[["run_id", "code"]].to_numpy().tolist()
         notes += pairs[["run_id_base", "code_base"]].to_numpy().tolist()
         text += [f"{run_id}: {note}" for run_id, note in notes if note]

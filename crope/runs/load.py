@@ -35,7 +35,7 @@ def load_trained(record: Record, *, max_len: int | None = None) -> GPT:
     if record.status == "stale":
         raise UserError(f"{record.path}: the code of its model has changed since; train it again")
     weights = record.path / WEIGHTS
-    remedy = f"remove {record.path} and train again with scripts/train.py"
+    remedy = "move the folder away and train again with scripts/train.py"
     if not weights.exists():
         raise UserError(f"{record.path}: {record.status}, has no {WEIGHTS}; {remedy}")
     # Before it is opened: half a file, or that of another run, may open as well.

@@ -53,16 +53,20 @@ def collect(
 @cache
 def say_unknown_commit() -> None:
     """Prints, once, that runs made here cannot be published: better before they are trained."""
-    if _git_output(ROOT, "rev-parse", "HEAD") is None:
+    if (dirty := is_dirty(ROOT)) is None:
         log_line("git does not tell the commit of this code; `publish` will refuse these runs")
+    elif dirty:
+        log_line(
+            f"{', '.join(SOURCE)}: uncommitted changes; commit before runs that are to be published"
+        )
 
 
 def is_dirty(root: Path) -> bool | None:
-    """Tells whether the code differs from the commit, by a changed tracked file or an untracked one
-    in SOURCE; None without a git checkout.
+    """Tells whether the code differs from the commit, by a changed or untracked file in SOURCE;
+    None without a git checkout.
     """
-    changed = _git_output(root, "diff", "--name-only", "HEAD")
-    # Elsewhere lie notes and results of a user, which change no number.
+    # Elsewhere lie documents, notes and results of a user, which change no number.
+    changed = _git_output(root, "diff", "--name-only", "HEAD", "--", *SOURCE)
     added = _git_output(root, "ls-files", "--others", "--exclude-standard", *SOURCE)
     if changed is None or added is None:
         return None

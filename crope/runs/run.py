@@ -76,7 +76,7 @@ def execute(run: Run) -> Outcome:
                 found = read_record(run.path)
                 source = found.provenance["data"].get("source", {})
                 corpus = find_corpus(config.data, Path(config.data_dir))
-                corpus.check_source(source.get("hub"), f"the text of {run.path}")
+                corpus.check_source(source, f"the text of {run.path}")
                 text = [f"{run.run_id}: already complete", code_note(found.run)]
                 return Outcome(run.run_id, "skipped", ", ".join(filter(None, text)))
             model = build_model(config)  # a part that no registry has leaves no folder

@@ -207,7 +207,7 @@ def run_all(
     and every process saves its own; then KeyboardInterrupt or that error is raised.
     """
     waiting = [_resolved(run, jobs) for run in runs]
-    fault = None
+    fault, told = None, False
     # Closed also after an error in this process, such as that of a terminal that is gone.
     with stop_on_signal() as stop, closing(Pool(jobs, work)) as pool:
         while pool.workers or (waiting and not pool.stopping):
@@ -216,6 +216,9 @@ def run_all(
             while pool.free and not pool.stopping and (run := _next_run(waiting)):
                 waiting.remove(run)
                 pool.start(run)
+            if waiting and not (pool.workers or pool.stopping or told):
+                told = True
+                log_line(f"waiting for runs that another command trains: {waiting[0].run_id}, ...")
             show([worker.run for worker in pool.workers.values()])
             for run, outcome in pool.ended():
                 if isinstance(outcome, StorageError):  # the files of other runs lie there too

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from crope.config import DataConfig
+from crope.config import DataConfig, HubConfig
 from crope.data.corpora import canonical, find_corpus
 from crope.errors import ConfigError, DataError
 from tests.conftest import raises_one_line
@@ -134,4 +134,25 @@ def test_one_file_is_cut_at_the_last_line_break_before_its_share(data_dir):
     assert corpus.texts == {"train": ["one two\nthree\n"], "validation": ["four 5"]}
     other = find_corpus(DataConfig("mine", validation_share=0.5), data_dir)
     with raises_one_line(DataError, r"another source.*0\.25"):
-        other.check_source(corpus.source, "a run")
+        other.check_source({"hub": corpus.source}, "a run")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        DataConfig("mine", HubConfig("owner/mine", "v1"), validation_share=0.1),
+        DataConfig("mine", books=2, validation_share=0.1),
+        DataConfig("pg19", validation_share=0.1),
+        DataConfig("tiny", validation_share=0.1),
+    ],
+)
+def test_a_share_is_of_one_file_of_the_users_own(data, data_dir):
+    with raises_one_line(ConfigError, "one file of your own"):
+        find_corpus(data, data_dir)
+
+
+def test_a_run_on_another_number_of_books_has_another_source():
+    few = find_corpus(DataConfig("some", books=2), NOWHERE)
+    few.check_source({"sha256": few.sha256()}, "a run")
+    with raises_one_line(DataError, "another source"):
+        few.check_source({"sha256": corpus_of("pg19", NOWHERE).sha256()}, "a run")

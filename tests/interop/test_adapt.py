@@ -108,6 +108,31 @@ def test_a_state_dict_has_the_original_names_and_loads_to_the_last_bit(converted
         assert torch.equal(value, model.get_parameter(name)), name
 
 
+def test_a_state_dict_kept_during_training_is_no_part_of_a_mixture(converted):
+    """Its Q, K and V would be of another step than its live parameters."""
+    model = copy.deepcopy(converted)
+    kept, copied = model.state_dict(), copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        for value in model.parameters():
+            value.mul_(0.5)
+    with pytest.raises(RuntimeError, match="deepcopy"):
+        model.load_state_dict(kept)
+    model.load_state_dict(copied)
+    assert torch.equal(logits(model), logits(converted))
+
+
+def test_a_write_to_the_dense_weight_is_an_error():
+    layer = ComplexLinear(4, 4)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="Inplace"):
+        layer.weight.zero_()
+
+
+def test_a_norm_that_subtracts_a_mean_is_refused():
+    model = build("cohere", use_qk_norm=True)
+    with pytest.raises(ValueError, match="use_qk_norm"):
+        complexify(model, init="fresh")
+
+
 def test_what_is_written_into_a_state_dict_is_loaded_or_an_error(converted):
     """A dense layer would change with it."""
     average, name = copy.deepcopy(converted), "lm_head.weight"

@@ -90,6 +90,7 @@ def test_its_end_and_padding_token_changes_no_text(opened):
     plain = Tokenizer.from_file(str(opened / "tokenizer.json"))
     assert tokenizer(text)["input_ids"] == plain.encode(text).ids
     assert tokenizer.decode(plain.encode(text).ids, skip_special_tokens=True) == text
+    assert tokenizer("Ĕ")["input_ids"] == plain.encode("Ĕ").ids
 
 
 def test_the_pipeline_continues_as_generate_does_by_half_a_context(crope, opened):

@@ -46,6 +46,7 @@ def test_quick_runs_see_409600_tokens_and_decay_like_the_papers():
         ("model.n_layer=3", "did you mean model.n_layers"),
         ("lr=1", r"did you mean train\.lr\?"),
         ("data.validation_shares=1", "did you mean data.validation_share"),
+        ("data.books=2", "set in a file of conf/data"),
         ("train.steps=9", r"did you mean train\.max_steps or train\.warmup_steps\?"),
         ("train.learning_rate=1", "the keys of train: batch_size, seq_len"),
         ("n_embd=1", "crope/config.py"),

@@ -99,9 +99,12 @@ def test_a_removed_key_leaves_every_name_as_it_was(changed, resolved, monkeypatc
         ("learned complex softmax", 2),
         ("rotary real softmax", 1),
         ("rotary halved linear", 3),
+        ("learned halved linear", 4),
     ],
 )
-def test_the_numerics_version_of_a_model_is_the_highest_of_its_parts(choices, version, monkeypatch):
+def test_the_numerics_version_of_a_model_rises_with_each_of_its_parts(
+    choices, version, monkeypatch
+):
     monkeypatch.setattr(identity, "NUMERICS", {"learned": 2, "linear": 3})
     parts = zip(("position", "projection", "attention"), choices.split(), strict=True)
     assert numerics_version(dict(parts)) == version

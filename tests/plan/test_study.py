@@ -146,6 +146,7 @@ def write_study(own_conf, monkeypatch):
         ("data: ptb, model: 'rope,roep'", "did you mean rope"),
         ("data: ptb, model: rope, scale: 'smoke,quick'", "scale: give one value"),
         ("model: rope", "axes"),
+        ("data: pg19, data.books: 2, model: rope", "file of conf/data"),
         ("data: ptb, model: 'crope,rope,crope'", "same run"),
         ("data: ptb, model: rope, train.lr: '1e-3,0.002,0.001'", "same run"),
     ],

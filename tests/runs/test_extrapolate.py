@@ -110,7 +110,7 @@ def test_what_is_measured_is_not_measured_again(folder):
     result = extrapolate(record)
     (record.path / "weights.safetensors").unlink()
     assert extrapolate(read_record(record.path)) == result
-    with pytest.raises(UserError, match=r"no weights\.safetensors; remove"):
+    with pytest.raises(UserError, match=r"no weights\.safetensors; move"):
         extrapolate(record)
 
 

@@ -48,9 +48,12 @@ def test_without_git_it_is_unknown(checkout):
     assert is_dirty(checkout / "crope") is None
 
 
-def test_it_is_said_once_that_the_commit_is_unknown(checkout, monkeypatch, capsys):
+def test_it_is_said_once_that_runs_cannot_be_published(checkout, monkeypatch, capsys):
     provenance.say_unknown_commit.__wrapped__()  # not from its cache
     assert not capsys.readouterr().err
+    (checkout / "crope/mine.py").write_text("x = 1\n")
+    provenance.say_unknown_commit.__wrapped__()
+    assert "uncommitted" in capsys.readouterr().err
     monkeypatch.setenv("PATH", "")  # no git
     provenance.say_unknown_commit.__wrapped__()
     assert "commit" in capsys.readouterr().err

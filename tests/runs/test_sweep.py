@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,17 @@ def test_a_run_of_another_command_waits(tmp_path):
     with run_lock(first.path):
         assert sweep._next_run([first, second]) == second
         assert sweep._next_run([first]) is None
+
+
+def test_it_is_said_whose_run_is_waited_for(tmp_path, capsys):
+    (run,) = toy_runs(tmp_path, 1)
+    with ExitStack() as other:
+        other.enter_context(run_lock(run.path))
+        ended = run_all(
+            [run], jobs=1, work=work_beside_another_command, show=lambda _: other.close()
+        )
+        next(ended)
+    assert f"another command trains: {run.run_id}" in capsys.readouterr().err
 
 
 def work_beside_another_command(run):
