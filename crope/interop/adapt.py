@@ -175,7 +175,8 @@ def _write_dense(layer: Any, state: dict[str, Tensor], prefix: str, metadata: An
         weight = layer.dense_weight().detach()
         given = WRITES.setdefault(layer, weight.new_empty(0)).detach()
         given.data = weight  # `detach` has made the version counter a common one
-        GIVEN[given] = (ref(layer), layer.a._version)
+        if not layer.a.is_inference():
+            GIVEN[given] = (ref(layer), layer.a._version)
     state[f"{prefix}weight"] = given
 
 
@@ -213,7 +214,7 @@ def _read_dense(
     nearest = ComplexLinear.from_linear(linear, pairing=layer.pairing, head_dim=layer.head_dim)
     if not nearest.weight.equal(weight):
         errors.append(f"{prefix}weight is not complex-linear; load it before complexify")
-    giver, version = GIVEN.get(weight, (ref(layer), layer.a._version))
+    giver, version = GIVEN.get(weight, (lambda: None, 0))
     source = giver()
     if source is not None and source.a._version != version and not source.weight.equal(weight):
         errors.append(
