@@ -51,12 +51,6 @@ def test_a_file_has_the_permissions_of_the_umask(tmp_path):
         assert path.stat().st_mode & 0o777 == 0o644, path
 
 
-def test_an_incomplete_last_line_is_left_out(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2, "val/lo')
-    assert read_metrics(path) == [{"step": 0}, {"step": 1}]
-
-
 def test_a_resumed_writer_replaces_the_lines_after_its_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path) as metrics:

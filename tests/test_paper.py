@@ -27,13 +27,7 @@ B=2,_L=512,_D=64,_γ=0.9,_step=1000      6.907 ± 0.115   6.699 ± 0.111   6.700
 SETTINGS = {
     "model.n_layers": 4,
     "model.n_heads": 4,
-    "model.d_model": 128,
-    "train.batch_size": 16,
-    "train.seq_len": 1024,
-    "train.max_steps": 10_000,
     "train.lr": 1e-3,
-    "train.lr_gamma": 0.8,
-    "train.lr_step_size": 1000,
     "eval.every": 20,
 }
 

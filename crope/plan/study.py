@@ -237,14 +237,14 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
     """
     runs = []
     for choice in choices:
-        axes = {axis: value for axis, value in choice.items() if axis not in GROUP_AXES}
-        groups = [f"{axis}={value}" for axis, value in sorted(axes.items()) if axis in GROUPS]
-        of_model, keys = [], []
-        for axis, value in sorted(axes.items()):
+        groups, of_model, keys = [], [], []
+        for axis, value in sorted(choice.items()):
             if axis.startswith("model."):
                 of_model.append((axis.removeprefix("model."), value))
             elif axis not in GROUPS:
                 keys.append((axis, value))
+            elif axis not in GROUP_AXES:
+                groups.append(f"{axis}={value}")
         base = _base((*overrides, *groups), choice.get("ablation", ""), tuple(keys))
         name, dataset = choice["model"], choice["data"]
         width = base.config.ablation.d_model

@@ -1,11 +1,9 @@
 """The lock of a run: one process trains it. The kernel releases it when its holder ends."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from fcntl import LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock
 
 
 def lock_file(path: Path) -> Path:
@@ -15,26 +13,19 @@ def lock_file(path: Path) -> Path:
     return path.parents[1] / "locks" / f"{path.name}.lock"
 
 
-@contextmanager
-def run_lock(path: Path) -> Iterator[None]:
-    """Holds the lock of a run's folder. Raises Timeout if another process holds it longer than
-    `is_locked` does, OSError if the file system has no locks.
+def run_lock(path: Path) -> AcquireReturnProxy:
+    """Acquires the lock of a run's folder, which the end of a `with` block releases. Raises Timeout
+    if another process holds it longer than `is_locked` does, OSError if the file system has no
+    locks.
     """
     file = lock_file(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    # For every user of the folder. A soft lock, in its place, would outlast a killed run.
-    lock = FileLock(file, timeout=0.1, mode=0o666, fallback_to_soft=False)
     try:
-        lock.acquire()
-    except Timeout:
-        raise
+        # For every user of the folder. A soft lock, in its place, would outlast a killed run.
+        return FileLock(file, timeout=0.1, mode=0o666, fallback_to_soft=False).acquire()
     except OSError as error:
-        text = f"cannot lock the file ({error.strerror})"
-        raise OSError(error.errno, text, str(file)) from error
-    try:
-        yield
-    finally:
-        lock.release()
+        error.filename = str(file)  # that of a file system without locks does not say of what
+        raise
 
 
 def is_locked(path: Path) -> bool:

@@ -14,27 +14,20 @@ ROW = ["scale", "dataset", "row"]
 EXECUTION = ["cell_key", "model", "seed"]  # two runs with these in common differ in rounding alone
 
 
-def repeats(published: pd.DataFrame) -> pd.DataFrame:
-    """Measures how far executions of one run lie apart: one line per scale, corpus and row with
-    `runs` and `largest` (range of their final losses, nats per token), at equal and at any
-    precision.
+def repeats(published: pd.DataFrame, *same: str) -> pd.DataFrame:
+    """Measures how far executions of one run, and of one value of `same`, lie apart: one line per
+    scale, corpus and row with `runs` and `largest` (range of their final losses, nats per token).
     """
-    complete = published.loc[
-        published["status"] == "complete", [*ROW, *EXECUTION, "precision", "loss"]
-    ]
-    lines = []
-    for kind, keys in (("same", [*EXECUTION, "precision"]), ("any", EXECUTION)):
-        of_run = complete.groupby([*ROW, *keys])["loss"]
-        ranges = of_run.agg(["size", "min", "max"]).query("size > 1")
-        again = (ranges["max"] - ranges["min"]).groupby(ROW)
-        of_row = again.agg(runs="size", largest="max").reset_index()
-        lines.append(of_row.assign(precision=kind))
-    return pd.concat(lines, ignore_index=True)
+    complete = published[published["status"] == "complete"]
+    of_run = complete.groupby([*ROW, *EXECUTION, *same])["loss"]
+    ranges = of_run.agg(["size", "min", "max"]).query("size > 1")
+    again = (ranges["max"] - ranges["min"]).groupby(ROW)
+    return again.agg(runs="size", largest="max").reset_index()
 
 
-def repeats_table(published: pd.DataFrame, precision: str = "any") -> Table:
-    """Tabulates `repeats` at equal (same) or any precision."""
-    lines = repeats(published).query("precision == @precision")
+def repeats_table(published: pd.DataFrame, *same: str) -> Table:
+    """Tabulates `repeats`."""
+    lines = repeats(published, *same)
     printed = {
         "Scale": lines["scale"],
         "Dataset": lines["dataset"].map(dataset_label),
@@ -50,9 +43,10 @@ def own_and_published(runs: Runs) -> pd.DataFrame:
     """Finds the user's complete runs that are published too, with `published` (the nearest loss)
     and `distance`, in nats per token.
     """
-    own = runs.own[runs.own["status"] == "complete"]
-    public = runs.published[runs.published["status"] == "complete"]
-    public = public[~public["finished_utc"].isin(own["finished_utc"])]  # no copies
+    own = runs.own.query("status == 'complete'")
+    public = runs.published.query(
+        "status == 'complete' and finished_utc not in @own.finished_utc"  # no copies
+    )
     public = public[[*EXECUTION, "loss"]].rename(columns={"loss": "published"})
     pairs = own.merge(public, on=EXECUTION)
     pairs["distance"] = (pairs["loss"] - pairs["published"]).abs()
@@ -63,8 +57,7 @@ def of_tables(runs: Runs) -> pd.DataFrame:
     """Selects of `own_and_published` the runs of Tables 1 and 2, with `bound` (how far published
     repeats on the corpus lie apart; infinite without any) and `agrees`.
     """
-    pairs = own_and_published(runs)
-    pairs = pairs[(pairs["scale"] == runs.scale) & pairs["row"].isin(paper.ROW_LABELS)]
+    pairs = own_and_published(runs).query("scale == @runs.scale and row in @paper.ROW_LABELS")
     again = repeats(runs.published).query("scale == @runs.scale")
     bounds = again.groupby("dataset")["largest"].max()
     bound = pairs["dataset"].map(bounds).astype(float).fillna(np.inf)
@@ -111,7 +104,7 @@ def verdict(runs: Runs) -> list[str]:
         bound = of_dataset["bound"].iloc[0]
         known = f" (repeated runs: {bound:.3f})" if np.isfinite(bound) else ""
         text.append(f"{dataset_label(str(dataset))}: {agreement(of_dataset)}{known}")
-        rope = of_dataset[(of_dataset["model"] == "rope") & (of_dataset["row"] == "base")]
+        rope = of_dataset.query("model == 'rope' and row == 'base'")
         for run in rope.sort_values("seed").head(1).to_dict("records"):
             beside = f"RoPE {run['loss']:.3f}, published {run['published']:.3f}"
             if of_paper := paper.printed_loss("table1", "base", run["dataset"], "rope"):

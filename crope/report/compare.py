@@ -49,19 +49,19 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
                 text.append(f"{key}: {old[0]}, then {new[0]}")
             else:
                 same.append(key)
-        sides = [side.reset_index() for side in (runs, base)]
-        pairs = sides[0].merge(sides[1], on=["seed", *same], suffixes=("", "_base"))
+        keys = ["seed", *same]
+        pairs = runs.reset_index().merge(base.reset_index(), on=keys, suffixes=("", "_base"))
         pairs = pairs[pairs["run_id"] != pairs["run_id_base"]]
         if pairs.empty:
             raise UserError(f"{name}: no two runs are equal in seed, data and other settings")
-        if pairs.duplicated(["seed", *same]).any():
+        if pairs.duplicated(keys).any():
             raise UserError(
                 f"{name}: several runs of a word are equal in seed and settings, as after a change of"
                 " a file of conf; name one by its id"
             )
-        notes = pairs[["run_id", "code"]].to_numpy().tolist()
-        notes += pairs[["run_id_base", "code_base"]].to_numpy().tolist()
-        text += [f"{run_id}: {note}" for run_id, note in notes if note]
+        for side in ("", "_base"):
+            notes = zip(pairs[f"run_id{side}"], pairs[f"code{side}"], strict=True)
+            text += [f"{run_id}: {note}" for run_id, note in notes if note]
         varied = [key for key in same if pairs[key].nunique() > 1 and "sha256" not in key]
         for _, part in pairs.groupby(varied or ["scale"], dropna=False):
             label = ", ".join([name, *(f"{key}={part[key].iloc[0]}" for key in varied)])
@@ -142,8 +142,8 @@ def study_curves(joined: pd.DataFrame, study: str) -> dict[str, pd.DataFrame]:
     """
     runs = joined[joined["study"] == study]
     models = list(runs["model"].unique())
-    asked = [one for one in load_contrasts().values() if one.studies == (study,) and one.seconds]
-    pairs = [(one.first, one.seconds[0]) for one in asked if len(one.seconds) == 1]
+    asked = [one for one in load_contrasts().values() if one.studies == (study,)]
+    pairs = [one.terms for one in asked if len(one.seconds) == 1]
     curves = {}
     for first, second in dict.fromkeys(pairs) or [
         ((name, ""), (models[0], "")) for name in models[1:]
@@ -161,7 +161,7 @@ def study_curves(joined: pd.DataFrame, study: str) -> dict[str, pd.DataFrame]:
 
 def rate_curves(published: pd.DataFrame) -> Figure:
     """Draws CRoPE - RoPE along training at RATES, of the published runs that `by_study` gives."""
-    runs = published[(published["study"] == "rates") & (published["dataset"] == "ptb")]
+    runs = published.query("study == 'rates' and dataset == 'ptb'")
     curves = {}
     for rate in RATES:
         at_rate = runs[runs["config.train.lr"] == rate]

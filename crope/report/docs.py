@@ -224,7 +224,9 @@ def passes(published: pd.DataFrame) -> str:
 
 def quick_repeats(published: pd.DataFrame) -> Table:
     """Prints how far runs of Table 1 at the quick scale that were repeated lie apart."""
-    table = agreement.repeats_table(published.query("scale == 'quick' and row == 'base'"), "same")
+    table = agreement.repeats_table(
+        published.query("scale == 'quick' and row == 'base'"), "precision"
+    )
     return replace(table, frame=table.frame.drop(columns=["Scale", "Row"]))
 
 

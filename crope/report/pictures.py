@@ -59,10 +59,10 @@ def draw_published(published: Results) -> dict[str, Figure]:
 
 def contrasts_against_rope() -> dict[str, str]:
     """Returns contrasts that subtract RoPE in the study of `shown.models`: contrast -> model."""
-    models = {}
+    models, study = {}, subjects()["models"]
     for name, contrast in load_contrasts().items():
         model = contrast.first[0]
-        asked = contrast.studies == (subjects()["models"],) and contrast.of == "loss"
+        asked = contrast.studies == (study,) and contrast.of == "loss"
         # nope is ten times as far away
         if asked and contrast.seconds == (("rope", ""),) and model != "nope":
             models[name] = model

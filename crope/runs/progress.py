@@ -5,7 +5,7 @@ processes.
 import multiprocessing
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,13 +16,13 @@ from crope.records.store import last_values
 LOSSES = {"train": "train/loss_nats", "val": "val/loss_nats"}
 
 
-class RunProgress:
+class RunProgress(Progress):
     """A bar for each run that trains now, and one for all training tokens of several runs."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         console = Console(stderr=True)
         in_worker = multiprocessing.parent_process() is not None
-        self.bars = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             TextColumn("{task.percentage:>3.0f} %"),
@@ -35,15 +35,8 @@ class RunProgress:
         )
         self.runs = {run.run_id: run for run in runs}
         self.values: dict[str, Mapping[str, Any]] = {}  # the newest, by run
-        self.tasks: dict[str, Any] = {}
-        self.all = self.bars.add_task("all runs", total=1, visible=len(runs) > 1)
-
-    def __enter__(self) -> Self:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.bars.stop()
+        self.bars: dict[str, Any] = {}
+        self.all = self.add_task("all runs", total=1, visible=len(runs) > 1)
 
     def poll(self, active: Sequence[Run]) -> None:
         """Reads the progress of runs in other processes."""
@@ -53,22 +46,22 @@ class RunProgress:
     def show(self, run: Run, values: Mapping[str, Any]) -> None:
         """Moves the bar of a run to a line of its metrics.jsonl."""
         name, step = run.run_id, values["step"]
-        if name not in self.tasks:
-            self.tasks[name] = self.bars.add_task("", total=run.config.train.max_steps)
+        if name not in self.bars:
+            self.bars[name] = self.add_task("", total=run.config.train.max_steps)
         self.values[name] = known = {**self.values.get(name, {}), **values}
         text = f"{run.model} {run.dataset} {run.row} s{run.config.seed}"  # the scale is that of all
         for label, key in LOSSES.items():
             if key in known:
                 text += f", {label} {known[key]:.3f}"
-        self.bars.update(self.tasks[name], completed=step, description=text)
-        self.bars.update(self.all, completed=self.share_done())
+        self.update(self.bars[name], completed=step, description=text)
+        self.update(self.all, completed=self.share_done())
 
     def end(self, run_id: str) -> None:
         """Removes the bar of a run that has ended."""
         self.values[run_id] = {"step": self.runs[run_id].config.train.max_steps}
-        if run_id in self.tasks:
-            self.bars.remove_task(self.tasks.pop(run_id))
-        self.bars.update(self.all, completed=self.share_done())
+        if run_id in self.bars:
+            self.remove_task(self.bars.pop(run_id))
+        self.update(self.all, completed=self.share_done())
 
     def share_done(self) -> float:
         """Computes the processed share of all training tokens."""

@@ -22,7 +22,6 @@ NOWHERE = Path("nowhere")
         # A no-break space and a byte order mark are words of WikiText-2.
         ("wikitext2", "\u00a0 a \ufeff\n", " \u00a0 a \ufeff \n"),
         ("pg19", "CHAPTER I\r\n\r\n  indented \r\nend", "CHAPTER I\n\n  indented \nend"),
-        ("letters", "as it is \n", "as it is \n"),
         ("letters", "\ufeffone\rtwo\r\n\ufeffthree", "one\ntwo\nthree"),
     ],
 )

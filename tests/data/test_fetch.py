@@ -117,20 +117,6 @@ def test_penn_treebank_of_its_own_site_if_the_hub_has_other_content(hub):
     assert fetched() == files_of("ptb")
 
 
-def test_other_content_is_refused(hub):
-    write_pinned(hub, WIKITEXT, "something", "else")
-    with raises_one_line(DataUnavailable, "sha256"):
-        fetch_all("wikitext2")
-    assert not fetched()
-
-
-def test_books_with_crlf_are_the_pinned_ones(hub):
-    for path, text in FILES.items():
-        hub.write(path.replace("pg19", "plain"), text.replace("\n", "\r\n"))
-    load("pg19")
-    assert fetched() == files_of("pg19")
-
-
 def test_books_that_arrived_are_kept(hub):
     hub.write("plain/train/10.txt", FILES["pg19/train/10.txt"])
     with raises_one_line(DataUnavailable, r"2 files missing \(pg19/train/9\.txt.*404"):
@@ -202,13 +188,6 @@ def test_offline_a_pattern_needs_the_list_of_the_repositorys_files(describe, mon
 # Corpora of one's own, by the section `hub`
 
 
-def test_a_dataset_of_the_hub_becomes_tokens_that_name_it(describe):
-    describe()
-    source = load("letters").meta["source"]["hub"]
-    assert fetched() == TEXTS
-    assert source["revision"] == COMMIT
-
-
 CONTENT = "\ufeffone\rtwo\r\n\ufeffa\u2028b\0c\x85"
 
 
@@ -270,7 +249,6 @@ def test_a_slice_has_whole_rows_of_so_many_bytes_and_validation_a_tenth(describe
         ({"revision": None}, "revision"),
         ({"revision": "main"}, "revision"),
         ({"revision": "missing"}, "missing"),
-        ({"column": "body"}, "data.hub.column=body"),
         ({"train": "none*.jsonl"}, "no file none"),
         ({"train": "train.csv"}, "train.csv"),
         ({"max_bytes": 10}, "empty"),
@@ -287,6 +265,7 @@ def test_a_changed_hub_section_is_fetched_anew_and_needs_another_name(describe):
     """Its 4,000 bytes hold 105 rows."""
     describe()
     before = load("letters").meta["source"]
+    corpus_of("letters", NO_DATA_DIR).check_source(before, "a run")
     describe(max_bytes=4000)
     assert corpus_of("letters", NO_DATA_DIR).texts["train"][0].count("\n") == 105
     with raises_one_line(DataError, "another source"):

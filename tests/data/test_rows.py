@@ -8,8 +8,8 @@ import pytest
 from fsspec import open_files
 from pyarrow.parquet import write_table
 
-from crope.data.rows import format_of, read_texts
-from crope.errors import ConfigError, DataError
+from crope.data.rows import read_texts
+from crope.errors import DataError
 from tests.conftest import raises_one_line
 
 # Words, numbers and dates that other readers take for missing cells, numbers and dates.
@@ -44,7 +44,6 @@ OF_A_NEWER_LIBRARY = {"huggingface": '{"info": {"features": {"n": {"_type": "Unk
     ("suffix", "content"),
     [
         (".jsonl", JSON_LINES),
-        (".jsonl", f"\n{JSON_LINES}\n"),
         (".parquet", parquet("text", WORDS)),
         (".parquet", parquet("text", WORDS, OF_A_NEWER_LIBRARY)),
     ],
@@ -78,9 +77,3 @@ def test_a_byte_order_mark_is_no_text(read):
 def test_a_row_without_text_is_named(read, suffix, content, word):
     with raises_one_line(DataError, rf"a\{suffix}: no text in data.hub.column=text at {word}"):
         read(suffix, content)
-
-
-def test_the_format_is_that_before_a_compression():
-    assert format_of("data/train-*.jsonl.gz") == ".jsonl"
-    with pytest.raises(ConfigError, match=r"train\.csv .*convert"):
-        format_of("data/train.csv")

@@ -197,7 +197,6 @@ def test_a_layer_that_cannot_be_replaced_is_named_and_nothing_changed(change, wo
             {"names": "q_proj"},
             "named 'q'. Linear layers of this model: down_proj, .*v_proj",
         ),
-        ("gpt2", {}, "no layer is named 'q_proj'"),
         ("stablelm", {}, "pairing is not known"),
         ("stablelm", {"pairing": "half"}, "rotates only 25% of each head"),
         ("laguna", {"pairing": "half"}, "rotates only 50% of each head"),  # of one type of layer

@@ -5,7 +5,6 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
@@ -13,7 +12,15 @@ from crope.errors import UserError
 from crope.interop.export import architecture_of, as_transformers, export_transformers
 from crope.interop.generate import generate
 from tests.conftest import TOY_VOCAB, contents, make_toy_tokens
-from tests.model.oracles import CHOICES, assert_close, build, model_config, random_tokens, randomise
+from tests.model.oracles import (
+    CHOICES,
+    assert_close,
+    build,
+    model_config,
+    random_tokens,
+    randomise,
+    slow_losses,
+)
 from tests.toy_runs import toy_corpus, train_toy
 
 LENGTH = 16  # of the context
@@ -68,15 +75,9 @@ def test_transformers_computes_the_logits_of_every_model(name, changes):
 
 def test_a_plain_loop_gives_the_validation_loss_of_the_record(crope, opened):
     model = AutoModelForCausalLM.from_pretrained(opened).eval()
-    split = torch.from_numpy(make_toy_tokens(opened).validation.astype("int64"))
-    total = 0.0
-    for start in range(0, len(split) - 1, LENGTH):
-        window = split[start : start + LENGTH + 1]
-        with torch.no_grad():
-            logits_TV = model(window[None, :-1]).logits[0]
-        total += F.cross_entropy(logits_TV, window[1:], reduction="sum").item()
-    final = crope.summary["val_full"]["final_nats"]
-    assert total / (len(split) - 1) == pytest.approx(final, rel=1e-6)
+    model.logits = lambda outputs: outputs.logits
+    nats = slow_losses(model, make_toy_tokens(opened).validation, LENGTH).mean()
+    assert nats == pytest.approx(crope.summary["val_full"]["final_nats"], rel=1e-6)
 
 
 # The folder

@@ -31,12 +31,8 @@ def test_every_file_composes(number):
     assert run.run_id.startswith("-".join([*parts, "s0-"]))
 
 
-def test_quick_runs_see_409600_tokens_and_decay_like_the_papers():
-    quick = "scale=quick"
-    train = load_run([quick, "ablation=b2_l512_g09_s2000"]).config.train
-    assert (train.batch_size, train.seq_len) == (1, 128)
-    assert (train.max_steps, train.lr_step_size) == (3200, 640)
-    few = [load_run([quick, f"train.max_steps={steps}"]).config.train for steps in (2, 16)]
+def test_the_rate_falls_in_proportion_also_in_runs_of_a_few_steps():
+    few = [load_run(["scale=quick", f"train.max_steps={steps}"]).config.train for steps in (2, 16)]
     assert [train.lr_step_size for train in few] == [1, 2]
 
 
@@ -50,9 +46,7 @@ def test_quick_runs_see_409600_tokens_and_decay_like_the_papers():
         ("train.steps=9", r"did you mean train\.max_steps or train\.warmup_steps\?"),
         ("train.learning_rate=1", "the keys of train: batch_size, seq_len"),
         ("n_embd=1", "crope/config.py"),
-        ("model=rope,crope", "add -m"),
         ("model=crop", "did you mean crope"),
-        ("study=tabel1", "did you mean table1"),
         ("data=/home/me/text.txt", "conf/data"),
         ("data.corpus=tiny", "corpus: tiny must be ptb"),
         ("train.lr=fast", "train.lr: Value 'fast'"),
@@ -69,8 +63,6 @@ def test_a_mistake_on_the_command_line_is_one_line(override, word):
 
 def test_a_value_of_a_multirun_is_checked_before_the_first_run():
     check_words(["-m", "model.position=none,rotary", "model.position=choice(none,rotary)"])
-    with raises_one_line(ConfigError, "model.position=rotry is unknown; did you mean rotary"):
-        check_words(["-m", "seed=0,1", "model.position=none,rotry"])
     with raises_one_line(ConfigError, "runtime.device=gpu must be one of auto, cpu, cuda"):
         check_words(["-m", "runtime.device=cpu,gpu"])
 
@@ -79,7 +71,6 @@ def test_a_value_of_a_multirun_is_checked_before_the_first_run():
     ("name", "hint"),
     [
         ("CRoPE", "; did you mean crope?"),
-        ("xops", "; did you mean xpos?"),
         ("huge", "; valid: crope, rope, xpos"),
     ],
 )

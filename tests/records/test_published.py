@@ -10,20 +10,20 @@ from crope.errors import DataError
 from crope.records.store import add_runs, curve_rows, read_curves, read_set
 from tests.report.records import CONFIG, METRICS, record
 
-RUN = "rope-ptb-base-s0-1"
+RUN, LATER = "rope-ptb-base-s0-1", {"lengths": []}
 
 
 @pytest.fixture
 def one(tmp_path):
-    """A set of one run."""
-    add_runs(tmp_path / "one", [record(tmp_path / "runs")])
+    """A set of one run, which was measured later, too."""
+    add_runs(tmp_path / "one", [replace(record(tmp_path / "runs"), extrapolation=LATER)])
     return tmp_path / "one"
 
 
 def test_a_run_is_read_with_its_metrics(one, tmp_path):
     (run,) = read_set(one)
     original = record(tmp_path / "again")
-    assert run == replace(original, folder=one)
+    assert run == replace(original, folder=one, extrapolation=LATER)
     assert curve_rows(read_curves(one, [RUN])) == METRICS
 
 
@@ -71,13 +71,6 @@ def test_damaged_curves_are_named(one):
     (one / "curves.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"curves\.parquet.*restore"):
         read_curves(one, [RUN])
-
-
-def test_what_was_measured_later_is_published_too(tmp_path):
-    run = replace(record(tmp_path), extrapolation={"lengths": []})
-    add_runs(tmp_path / "set", [run])
-    (published,) = read_set(tmp_path / "set")
-    assert published.extrapolation == {"lengths": []}
 
 
 def test_an_interrupted_publication_names_no_run_without_its_curve(one, tmp_path, monkeypatch):

@@ -50,10 +50,6 @@ def test_every_version_of_python_has_the_same_digests():
     assert sources.digest_file("'Doc.'\nf\"{a['b']}\"") == "4636c4"
 
 
-def test_a_run_without_digests_says_nothing():
-    assert sources.code_note({}) == ""
-
-
 def test_the_files_of_model_loop_and_batches_count():
     counted = sources.code_digests()
     assert {"crope/model/positions.py", "crope/train/loop.py", "crope/seeding.py"} < set(counted)

@@ -11,7 +11,6 @@ from crope.records.locks import lock_file, run_lock
 from crope.records.status import (
     DONE,
     FAILED,
-    MISSING,
     RUNNING,
     STOPPED,
     RunState,
@@ -86,13 +85,6 @@ def test_a_lock_is_for_every_user_and_looked_at_without_writing(tmp_path):
         assert state_of(path).status == RUNNING
         with mock.patch("pathlib.Path.open", side_effect=PermissionError):
             assert state_of(path).status == STOPPED
-
-
-def test_a_free_lock_means_nothing(tmp_path):
-    path = toy_run(tmp_path).path
-    with run_lock(path):
-        pass
-    assert state_of(path) == RunState(MISSING)
 
 
 def test_the_list_has_the_newest_run_first_with_what_varies_and_why_it_failed(trained):

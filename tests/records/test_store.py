@@ -174,12 +174,6 @@ def test_a_run_that_is_not_finished_is_refused(own, tmp_path):
 EXTRAPOLATION = {"weights_sha256": "w", "lengths": [{"seq_len": 16, "loss_nats": None}]}
 
 
-def test_an_extrapolation_is_read_with_its_run(folder):
-    edit(folder / "summary.json", "weights_sha256", "w")
-    write_json(folder / "extrapolation.json", EXTRAPOLATION)
-    assert read_record(folder).extrapolation == EXTRAPOLATION
-
-
 @pytest.mark.parametrize(
     ("change", "word"),
     [

@@ -66,7 +66,6 @@ def test_runs_are_paired_at_equal_seed_and_settings_and_one_seed_has_no_interval
         (["rope,seed=1", "crope"], "no two runs are equal"),
         (["rope", "rope"], "no two runs are equal"),
         (["rope", "croppe"], "no complete run has croppe"),
-        (["rope", "crope,train.lr=0.5"], "no complete run has"),
     ],
 )
 def test_a_word_without_runs_or_partners_is_refused(words, reason, folder, tmp_path):

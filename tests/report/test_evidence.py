@@ -44,19 +44,10 @@ def only_line(runs, contrast=COST):
     return line, interval_text(line)
 
 
-def test_a_difference_is_taken_within_the_seeds_that_both_models_have():
-    assert nats(losses(rope=[5.0, None, 5.1], crope=[5.1, 5.2, 5.5])) == [0.1, 0.4]
-
-
 def test_several_seconds_are_averaged_and_none_may_lack():
     halves = replace(COST, seconds=(("lowrank", ""), ("halved", "")))
     runs = losses(crope=[5.2, 5.3, 5.3], lowrank=[5.0, 5.1, None], halved=[5.1, None, 5.1])
     assert nats(runs, halves) == [0.15]
-
-
-def test_other_studies_and_models_are_left_out():
-    other = losses(study="other", rope=[1.0], crope=[2.0])
-    assert nats(together(losses(rope=[5.0], crope=[5.1], nope=[9.0]), other)) == [0.1]
 
 
 @pytest.mark.parametrize(
@@ -121,13 +112,6 @@ def three_rates(plans):
     return axes
 
 
-def test_each_model_is_taken_at_the_rate_of_its_lowest_mean(three_rates):
-    """RoPE has means 5.2 and 5.15, CRoPE 5.25 and 5.4; a choice within the seed would give 5.1."""
-    found = differences(at_rates(ONE_CORPUS), BEST)
-    assert found["nats"].round(9).tolist() == [0.1, 0.1]
-    assert found["setting"][0] == "best train.lr: CRoPE 1 (an end of the grid); RoPE 2"
-
-
 def test_a_best_rate_is_of_one_corpus_and_named_where_it_ends_the_grid(three_rates):
     three_rates["data"] = ["ptb", "wikitext2"]
     other = {
@@ -142,13 +126,6 @@ def test_a_best_rate_is_of_one_corpus_and_named_where_it_ends_the_grid(three_rat
     assert (
         setting == "best train.lr: CRoPE 1, 2 (an end of the grid); RoPE 2, 3 (an end of the grid)"
     )
-
-
-def test_a_plan_at_best_rates_counts_its_seeds_before_its_end(three_rates):
-    """Seed 0 has both models at each rate, seed 1 no CRoPE at the last one."""
-    begun = {**ONE_CORPUS, 3: {"rope": [6.0, 6.0], "crope": [6.0]}}
-    (line,) = answer(at_rates(begun), replace(BEST, date="2026-11-26"))
-    assert (line["n"], line["planned"]) == (1, 2)
 
 
 def test_a_plan_at_best_rates_with_whole_rates_but_not_all_has_one_line_and_no_interval(
@@ -284,38 +261,6 @@ def test_a_plan_without_a_run_is_shown():
 def test_runs_that_diverged_on_both_sides_are_not_averaged_away():
     runs = losses(rope=[5.0, 5.0, np.inf], crope=[5.1, 5.2, np.inf])
     assert only_line(runs)[1] == "diverged"
-
-
-# The models of conf/model, as a reader sees them beside RoPE; not those that a user adds.
-PRINTED = """
-alibi: ALiBi − RoPE
-blockdiag: block-diagonal − RoPE
-complex_misaligned: misaligned − RoPE
-complex_nope: complex NoPE − RoPE
-complex_qk: Q/K only − RoPE
-complex_v: V only − RoPE
-complex_wide: wide CRoPE − RoPE
-conjugate: conjugate − RoPE
-crope: CRoPE − RoPE
-crope_linear: linear CRoPE − RoPE
-halved: halved − RoPE
-learned: learned − RoPE
-lowrank: low rank − RoPE
-mqa: multi-query − RoPE
-nope: NoPE − RoPE
-relative_bias: T5 bias − RoPE
-rope: RoPE − RoPE
-rope_linear: linear RoPE − RoPE
-thin_ffn: thin FFN − RoPE
-xpos: XPOS − RoPE
-xpos_balanced: balanced XPOS − RoPE
-"""
-
-
-def test_each_model_is_printed_by_its_name():
-    lines = PRINTED.split("\n")[1:-1]
-    names = [line.partition(":")[0] for line in lines]
-    assert [f"{name}: {replace(COST, first=(name, '')).label}" for name in names] == lines
 
 
 # By hand from the plans: what is subtracted from what, in which study, at which settings.

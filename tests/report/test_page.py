@@ -114,12 +114,6 @@ def test_a_sentence_whose_answer_has_changed_costs_no_report(built, monkeypatch,
     assert "P1 is now open; the page does not say what was found" in capsys.readouterr().err
 
 
-def test_published_runs_of_the_papers_own_size_stand_below(built):
-    large = runs(rope=[4.0, 6.0], crope=[4.5], setting="large").assign(record_set="gpu")
-    text = page_text(built(own(rope=[5.0], crope=[5.25]), together(PUBLIC, large)))
-    assert '<td>full, paper&#39;s size</td><td class="best">4.0000</td><td>4.5000</td>' in text
-
-
 def test_the_picture_of_all_models_has_those_beside_rope_over_all_corpora(monkeypatch):
     drawn = mock.Mock()
     monkeypatch.setattr(figures, "models", drawn)

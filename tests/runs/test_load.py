@@ -3,12 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from safetensors.torch import load_file
 
 from crope.errors import UserError
 from crope.runs import load
 from crope.runs.load import load_run_tokens, load_trained
-from tests.model.oracles import assert_close
 from tests.toy_runs import toy_corpus, train_toy
 
 
@@ -23,17 +21,9 @@ def weights(trained):
     return trained.path / "weights.safetensors"
 
 
-def changed(record, **run):
-    return replace(record, run=record.run | run)
-
-
-def test_the_trained_model_is_read_back(trained, weights):
-    assert_close(load_trained(trained).state_dict(), load_file(weights), atol=0)
-
-
 def test_a_stale_run_is_refused(trained):
     with pytest.raises(UserError, match="changed since"):
-        load_trained(changed(trained, numerics_version=0))
+        load_trained(replace(trained, run=trained.run | {"numerics_version": 0}))
 
 
 @pytest.mark.parametrize(

@@ -25,27 +25,23 @@ def runs(tmp_path):
     return [toy_run(tmp_path, "model=rope", f"train.max_steps={n}") for n in (100, 300)]
 
 
-def write_metrics(run, text):
-    run.path.mkdir(parents=True)
-    (run.path / "metrics.jsonl").write_text(text)
-
-
 def test_a_run_shows_its_step_and_its_newest_losses(terminal, runs):
     with RunProgress(runs[:1]) as shown:
         shown.show(runs[0], {"step": 20, "val/loss_nats": 5.0, "train/loss_nats": 5.123})
         shown.show(runs[0], {"step": 40, "train/loss_nats": 4.5})
-    assert shown.bars.tasks[1].description == "rope tiny base s0, train 4.500, val 5.000"
-    assert shown.bars.tasks[1].percentage == 40
+    assert shown.tasks[1].description == "rope tiny base s0, train 4.500, val 5.000"
+    assert shown.tasks[1].percentage == 40
     assert "rope tiny base s0" in terminal.getvalue()
 
 
 def test_a_sweep_shows_all_tokens_and_the_runs_that_train(terminal, runs):
     """60 of 300 steps are 15 % of all tokens; a run that has ended counts whole."""
-    write_metrics(runs[1], '{"step": 60, "train/loss_nats": 4.0}\n')
+    runs[1].path.mkdir(parents=True)
+    (runs[1].path / "metrics.jsonl").write_text('{"step": 60, "train/loss_nats": 4.0}\n')
     with RunProgress(runs) as shown:
         shown.poll([runs[1]])
-        assert [round(task.percentage) for task in shown.bars.tasks] == [15, 20]
+        assert [round(task.percentage) for task in shown.tasks] == [15, 20]
         shown.end(runs[0].run_id)
         assert shown.share_done() == pytest.approx(0.4)
         shown.end(runs[1].run_id)
-    assert [task.percentage for task in shown.bars.tasks] == [100]
+    assert [task.percentage for task in shown.tasks] == [100]

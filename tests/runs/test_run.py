@@ -118,10 +118,10 @@ def by_other_code(run):
 
 def test_a_run_of_other_code_is_skipped_with_the_file_and_trained_anew_on_demand(complete):
     """Once: the same command again skips it. The old folder is kept."""
-    told = execute(by_other_code(complete))
+    before = contents(by_other_code(complete).path)
+    told = execute(complete)
     assert told.status == "skipped"
     assert "crope/model/positions.py changed since" in told.text
-    before = contents(complete.path)
     again = toy_run(complete.config.results_dir, "runtime.again=true")
     assert (execute(again).status, execute(again).status) == ("complete", "skipped")
     assert contents(complete.path.parents[1] / "replaced" / f"{complete.run_id}.0") == before

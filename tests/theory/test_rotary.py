@@ -99,7 +99,7 @@ def test_complex_maps_give_cropes_score():
     assert abs((z_m @ key).real - score) > 0.1
 
 
-# RoFormer's derivation
+# RoFormer's relative score
 
 
 def test_relative_score_needs_the_transpose_of_w_q():

@@ -49,22 +49,13 @@ def continues_to_the_same_bits(run, whole, *, at):
     assert read_record(run.path).summary["time"]["total_s"] == 12
 
 
-def cut(data):
-    return data[:-100]
-
-
-def flip_a_bit(data):
-    """In the middle, which is a tensor: torch.load alone does not notice."""
-    changed = bytearray(data)
-    changed[len(data) // 2] ^= 1
-    torch.load(io.BytesIO(changed))
-    return bytes(changed)
-
-
-@pytest.mark.parametrize("corrupt", [cut, flip_a_bit])
-def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(corrupt, broken, whole, capsys):
+def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(broken, whole, capsys):
+    """One bit is another, in the middle, which is a tensor: torch.load alone does not notice."""
     newest = checkpoints(broken.path)[0]
-    newest.write_bytes(corrupt(newest.read_bytes()))
+    changed = bytearray(newest.read_bytes())
+    changed[len(changed) // 2] ^= 1
+    torch.load(io.BytesIO(changed))
+    newest.write_bytes(changed)
     continues_to_the_same_bits(broken, whole, at=6)
     assert "corrupt" in capsys.readouterr().err
 

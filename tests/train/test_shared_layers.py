@@ -7,21 +7,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from crope.interop.export import as_transformers
 from crope.model.gpt import count_parameters
 from crope.model.projections import PROJECTIONS, layers
 from crope.records.store import read_record
 from crope.runs.load import build_model, load_trained
 from crope.runs.run import execute
 from crope.train.update import build_optimizer
-from tests.conftest import TOY_VOCAB, toy_run
-from tests.model.oracles import (
-    assert_close,
-    build,
-    model_config,
-    random_tokens,
-    randomise,
-)
+from tests.conftest import toy_run
 
 
 def one_layer(model):
@@ -65,12 +57,3 @@ def test_it_is_saved_once_and_loaded_under_both_names(run):
     attention = load_trained(read_record(run.path)).blocks[0].attn
     assert torch.equal(attention.q_proj.weight, saved["blocks.0.attn.q_proj.weight"])
     assert attention.k_proj.weight is attention.q_proj.weight
-
-
-def test_transformers_computes_its_logits():
-    config = model_config("rope", d_model=16, projection="shared_qk")
-    ours = randomise(build(config, vocab=TOY_VOCAB)).float()
-    tokens_BT = random_tokens(vocab=TOY_VOCAB)
-    with torch.no_grad():
-        expected = ours.logits(ours(tokens_BT))
-        assert_close(as_transformers(ours)(tokens_BT).logits, expected, atol=1e-5)
