@@ -145,10 +145,6 @@ def _pairs(
         raise ValueError(
             f"{path}: pairing is not known. Pass pairing=... and verify it with crope.adapt.check"
         )
-    if known and getattr(config, "use_qk_norm", False):  # Cohere's, which subtracts a mean
-        raise ValueError(
-            f"{path}: does not commute with a norm that use_qk_norm=True puts behind it"
-        )
     if known not in (None, pairing):
         raise ValueError(f"{path}: pairing={pairing!r}, but the model has {known!r}")
     if pairing == "half":

@@ -49,16 +49,11 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
                 text.append(f"{key}: {old[0]}, then {new[0]}")
             else:
                 same.append(key)
-        keys = ["seed", *same]
-        pairs = runs.reset_index().merge(base.reset_index(), on=keys, suffixes=("", "_base"))
+        sides = (runs.reset_index(), base.reset_index())
+        pairs = sides[0].merge(sides[1], on=["seed", *same], suffixes=("", "_base"))
         pairs = pairs[pairs["run_id"] != pairs["run_id_base"]]
         if pairs.empty:
             raise UserError(f"{name}: no two runs are equal in seed, data and other settings")
-        if pairs.duplicated(keys).any():
-            raise UserError(
-                f"{name}: several runs of a word are equal in seed and settings, as after a change of"
-                " a file of conf; name one by its id"
-            )
         for side in ("", "_base"):
             notes = zip(pairs[f"run_id{side}"], pairs[f"code{side}"], strict=True)
             text += [f"{run_id}: {note}" for run_id, note in notes if note]

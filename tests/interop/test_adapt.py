@@ -127,12 +127,6 @@ def test_a_write_to_the_dense_weight_is_an_error():
         layer.weight.zero_()
 
 
-def test_a_norm_that_subtracts_a_mean_is_refused():
-    model = build("cohere", use_qk_norm=True)
-    with pytest.raises(ValueError, match="use_qk_norm"):
-        complexify(model, init="fresh")
-
-
 def test_what_is_written_into_a_state_dict_is_loaded_or_an_error(converted):
     """A dense layer would change with it."""
     average, name = copy.deepcopy(converted), "lm_head.weight"

@@ -73,15 +73,6 @@ def test_a_word_without_runs_or_partners_is_refused(words, reason, folder, tmp_p
         compare(words, [folder], tmp_path / "a.png")
 
 
-def test_two_runs_of_one_name_and_settings_are_refused(folder, tmp_path, monkeypatch):
-    frame = complete_runs([folder])
-    twins = frame[frame["model"] == "crope"].assign(run_id="of another file of conf/model")
-    both = pd.concat([frame, twins], ignore_index=True)
-    monkeypatch.setattr("crope.report.compare.complete_runs", lambda folders: both)
-    with pytest.raises(UserError, match="by its id"):
-        compare(["rope", "crope"], [folder], tmp_path / "a.png")
-
-
 def test_the_mean_of_several_seeds_has_an_interval(published, tmp_path):
     at = "data=ptb,train.lr=0.008"
     text = compare([f"rope,{at}", "crope"], [WIDE], tmp_path / "a.png")
