@@ -170,9 +170,8 @@ def repeat(step: Step) -> float:
     began = time.perf_counter()
     for number in range(STEPS):
         loss = step(number)
-    torch.as_tensor(
-        loss
-    ).item()  # waits for the device: once, as training does not wait for each step either
+    # Waits for the device: once, as training does not wait for each step either.
+    torch.as_tensor(loss).item()
     return 1000 * (time.perf_counter() - began) / STEPS
 
 

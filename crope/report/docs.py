@@ -13,7 +13,7 @@ from crope import paper
 from crope.config import PUBLISHED, ROOT
 from crope.data.ngrams import ORDERS
 from crope.files import write_bytes, write_text
-from crope.plan.study import OFFLINE, load_study
+from crope.plan.study import OFFLINE
 from crope.report import agreement, content, losses, models, page, pictures, tables
 from crope.report.contrasts import load_contrasts, subjects
 from crope.report.evidence import estimate, holm
@@ -83,7 +83,6 @@ def render_docs(report: content.Report) -> dict[Path, str]:
         "costs": costs_table(published),
         "models": models.models_table(published, report.published.joined),
         "passes": passes(report.runs.published),
-        "twice": f"{correlation_of_repeats(report.published.lines):.2f}".replace("-", tables.MINUS),
         "ngrams": ngram_table(ngrams),
         "repeats": quick_repeats(published),
     }
@@ -157,17 +156,15 @@ def planned_at_99(lines: pd.DataFrame) -> Table:
 
 
 def unfinished(published: content.Results) -> list[str]:
-    """Lists the studies of planned questions, and others with a whole seed, that lack seeds."""
+    """Lists the studies of planned questions, and others with a seed, that lack seeds; of several rows
+    the one with most counts.
+    """
     contrasts, lacking = load_contrasts(), {}
-    for study, seeds in published.whole_seeds().items():
-        planned = len(load_study(study).seeds)
-        # Published runs of OFFLINE are of one seed, for their rounding alone.
-        if seeds < planned and study != OFFLINE:
-            lacking[study] = f"`{study}` ({seeds} of {planned})"
-    for line in published.lines.query("not complete").to_dict("records"):
+    for line in published.lines.query("not complete").sort_values("there").to_dict("records"):
         contrast = contrasts[line["name"]]
-        if contrast.date:
-            study = contrast.studies[0]
+        study = contrast.studies[0]
+        # Published runs of OFFLINE are of one seed, for their rounding alone.
+        if contrast.date or (line["there"] and study != OFFLINE):
             lacking[study] = f"`{study}` ({line['there']} of {line['planned']})"
     return list(lacking.values())
 
@@ -228,13 +225,6 @@ def quick_repeats(published: pd.DataFrame) -> Table:
         published.query("scale == 'quick' and row == 'base'"), "precision"
     )
     return replace(table, frame=table.frame.drop(columns=["Scale", "Row"]))
-
-
-def correlation_of_repeats(lines: pd.DataFrame) -> float:
-    """Correlates the differences of the seeds of PG-19 that were trained twice."""
-    of_pg19 = lines[lines["dataset"] == "pg19"].set_index("name")["by_seed"]
-    both = [of_pg19[name].droplevel("study") for name in ("medium/crope - rope", "V1")]
-    return float(pd.concat(both, axis=1, join="inner").corr().iloc[0, 1])
 
 
 def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:

@@ -67,7 +67,9 @@ def test_step_times_are_compared_within_a_set_and_row():
 
 
 def test_studies_that_lack_seeds_are_listed_and_planned_ones_without_a_run():
-    """`cost` has 10 planned seeds of which 2 are whole, `rates` (W1) 8 and none."""
-    lines = pd.DataFrame([{"name": "W1", "complete": False, "there": 0, "planned": 8}])
-    published = SimpleNamespace(lines=lines, whole_seeds=lambda: pd.Series({"cost": 2, "base": 10}))
-    assert docs.unfinished(published) == ["`cost` (2 of 10)", "`rates` (0 of 8)"]
+    """Of `rates` (W1) and of rows of `paper_rows`; `levels`, not planned, has no run."""
+    counted = [("paper_rows/crope - rope", 3), ("paper_rows/crope - rope", 2), ("W1", 0)]
+    counted.append(("levels/crope - rope", 0))
+    lines = pd.DataFrame(counted, columns=["name", "there"]).assign(complete=False, planned=8)
+    listed = docs.unfinished(SimpleNamespace(lines=lines))
+    assert listed == ["`rates` (0 of 8)", "`paper_rows` (3 of 8)"]
