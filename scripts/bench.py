@@ -124,6 +124,7 @@ def laboratory(words: Sequence[str], device: torch.device) -> str:
     lists the longest kernels of RoPE's step.
     """
     config = load_run(words).config
+    prepare_device(config.runtime)  # drops the last row's graphs and compiled code
     steps = baselines(config, device)
     for name in ("rope", "crope"):
         for graph in ("", ", graph"):
@@ -149,8 +150,11 @@ def longest_kernels(step: Step, device: torch.device) -> pd.DataFrame:
         repeat(step)
     rows = []
     for event in recorded.events():
+        if event.device_type != torch.autograd.DeviceType.CPU:
+            continue  # a kernel, whose time its operation has, too
         us = event.self_device_time_total if device.type == "cuda" else event.self_cpu_time_total
-        inputs = zip(event.input_shapes or [], event.input_dtypes or [], strict=False)
+        dtypes = getattr(event, "input_dtypes", None)  # not in torch 2.11
+        inputs = zip(event.input_shapes or [], dtypes or [], strict=False)
         moved = sum(math.prod(shape) * ITEM_BYTES.get(kind, 0) for shape, kind in inputs)
         rows.append((f"{event.name} {event.input_shapes}"[:90], us / 1000, moved / 1e6))
     frame = pd.DataFrame(rows, columns=["operation", "ms/step", "MB/step"])

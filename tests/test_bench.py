@@ -1,6 +1,7 @@
 """The benchmark script: what its baseline is, and whose times stand under which name."""
 
 import math
+from functools import partial
 
 import bench
 import pandas as pd
@@ -79,6 +80,16 @@ def test_the_longest_kernels_have_their_bytes():
     x = torch.ones(300, 300)
     found = bench.longest_kernels(lambda _: (x @ x)[0, 0], CPU)
     assert found.loc["aten::mm [[300, 300], [300, 300]]", "MB/step"] == pytest.approx(0.72)
+
+
+def test_compiled_rows_of_the_laboratory_do_not_add_up(monkeypatch):
+    """Three lengths of four steps each, where torch compiles at most eight forms of a function."""
+    monkeypatch.setattr(bench, "TURNS", 1)
+    monkeypatch.setattr(bench, "STEPS", 1)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    for length in (8, 16, 24):
+        words = [*WORDS[:-1], "runtime.compile=true", f"train.seq_len={length}"]
+        assert f"L {length}" in bench.laboratory(words, CPU)
 
 
 @pytest.mark.parametrize(

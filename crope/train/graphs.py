@@ -83,7 +83,8 @@ class Captured:
             try:
                 self.replay = self.graphs.capture(self._call)
             except RuntimeError as error:
-                log_line(f"trains without a CUDA graph: {one_line(error)[:300]}")
+                cause = error.__context__ or error  # of the operation, before that of the capture
+                log_line(f"trains without a CUDA graph: {one_line(cause)[:300]}")
         self.calls += 1
         return self.replay() if self.replay else self.graphs.warm_up(self._call)
 

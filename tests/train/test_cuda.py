@@ -126,7 +126,7 @@ def test_compiled_steps_are_those_of_eager(model, toy_tokens, tmp_path):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_captured_run_has_the_bits_of_an_ordinary_one(
-    compiled, toy_tokens, tmp_path, monkeypatch
+    compiled, toy_tokens, tmp_path, monkeypatch, capsys
 ):
     """Updates with dropout and a limit of the norm; sampled and full validation. With and without
     compilation.
@@ -140,6 +140,7 @@ def test_a_captured_run_has_the_bits_of_an_ordinary_one(
         kept = [{key: row[key] for key in row if key.endswith("_nats")} for row in rows]
         found.append((kept, [parameter.tolist() for parameter in model.parameters()]))
     assert found[0] == found[1]
+    assert "without a CUDA graph" not in capsys.readouterr().err
 
 
 @needs_gpu
@@ -153,10 +154,15 @@ def test_a_step_does_not_wait_for_the_device(graph, toy_tokens, tmp_path):
     state = TrainState(model, build_optimizer(model, config.train), {})
     training, _ = build_losses(model, config, device, graphs)
     updates = Updates(state, training, resident(toy_tokens.train, device), config, graphs=graphs)
-    for step in range(8):
-        torch.cuda.set_sync_debug_mode("error" if step > 4 else "default")
+    for step in range(5):
         updates.train_step(step=step)
-    torch.cuda.set_sync_debug_mode("default")
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        for step in range(5, 8):
+            updates.train_step(step=step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not graph or updates.update.replay
 
 
 @needs_gpu

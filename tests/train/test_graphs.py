@@ -38,10 +38,13 @@ class Refusing(StandIn):
     """As a driver that cannot capture."""
 
     def capture(self, function):
-        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+        try:
+            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
 
 
-def test_a_capture_that_fails_costs_one_line(capsys):
+def test_a_capture_that_fails_costs_one_line_with_its_cause(capsys):
     function = Captured(torch.square, Refusing())
     assert [function(torch.tensor(value)).item() for value in range(6)] == [0, 1, 4, 9, 16, 25]
     (line,) = capsys.readouterr().err.splitlines()
