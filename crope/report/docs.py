@@ -240,5 +240,5 @@ def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:
         theirs = f"{lowest:.3f}" if entry["tokenizer"]["name"] == "gpt2" else ""
         printed.append([dataset_label(entry["corpus"]), tokens, *counted, theirs])
     columns = ["Dataset", "Tokens", *ORDERS, "The paper's best model"]
-    caption = "Losses of models that count (interpolated Witten-Bell), nats per token"
+    caption = "Losses of models that count (interpolated Witten-Bell), nats per token; compare within a vocabulary"
     return Table("ngrams", caption, pd.DataFrame(sorted(printed), columns=columns))
