@@ -120,16 +120,23 @@ def extrapolate(options: Options) -> int:
     """Measure finished runs at 1, 2 and 4 times their training length."""
     from crope.runs.extrapolate import extrapolate
 
-    def measure(record: Any) -> None:
-        rows = extrapolate(record)["lengths"]
+    failed = False
+    for name in options.runs:
+        try:
+            record = _record(name, options)
+            rows = extrapolate(record)["lengths"]
+        except StorageError:
+            raise  # no other run would fare better
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)  # in the order of the runs
+            failed = True
+            continue
         losses = []
         for row in rows:
-            losses.append(
-                f"L={row['seq_len']} {row.get('note') or format(row['loss_nats'], '.4f')}"
-            )
+            loss = row.get("note") or format(row["loss_nats"], ".4f")
+            losses.append(f"L={row['seq_len']} {loss}")
         print(f"{record.run_id}: {'; '.join(losses)} (nats per token)", flush=True)
-
-    return _each(options, measure)
+    return int(failed)
 
 
 def export(options: Options) -> None:
@@ -165,20 +172,6 @@ def _record(name: str, options: Options) -> Any:
     from crope.records.store import find_record
 
     return find_record(name, results_dir=options.results_dir)
-
-
-def _each(options: Options, call: Callable[[Any], None]) -> int:
-    """Calls it for the record of each run, whichever fails; returns exit status 1 if one did."""
-    failed = False
-    for name in options.runs:
-        try:
-            call(_record(name, options))
-        except StorageError:
-            raise  # no other run would fare better
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)  # in the order of the runs
-            failed = True
-    return int(failed)
 
 
 def arg(*names: str, **options: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
