@@ -156,8 +156,8 @@ def planned_at_99(lines: pd.DataFrame) -> Table:
 
 
 def unfinished(published: content.Results) -> list[str]:
-    """Lists the studies of planned questions, and others with a seed, that lack seeds; of several rows
-    the one with most counts.
+    """Lists the studies of planned questions, and others with a seed, that lack seeds, by the row with
+    most.
     """
     contrasts, lacking = load_contrasts(), {}
     for line in published.lines.query("not complete").sort_values("there").to_dict("records"):
@@ -240,5 +240,8 @@ def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:
         theirs = f"{lowest:.3f}" if entry["tokenizer"]["name"] == "gpt2" else ""
         printed.append([dataset_label(entry["corpus"]), tokens, *counted, theirs])
     columns = ["Dataset", "Tokens", *ORDERS, "The paper's best model"]
-    caption = "Losses of models that count (interpolated Witten-Bell), nats per token; compare within a vocabulary"
+    caption = (
+        "Losses of models that count (interpolated Witten-Bell), nats per token; compare within a"
+        " vocabulary"
+    )
     return Table("ngrams", caption, pd.DataFrame(sorted(printed), columns=columns))

@@ -162,8 +162,8 @@ def rates(lines: pd.DataFrame) -> Figure:
 
 
 def forest(units: pd.DataFrame, pooled: pd.DataFrame, best: pd.DataFrame) -> Figure:
-    """Draws CRoPE - RoPE in every setting (dots, 95 % over seeds; hollow: too few for one), the paper's own
-    differences (crosses) and the pooled estimates (diamonds), from top to bottom.
+    """Draws CRoPE - RoPE in every setting (dots, 95 % over seeds; hollow: too few for one), the
+    paper's own differences (crosses) and the pooled estimates (diamonds), from top to bottom.
 
     units    of `pooled.units`
     pooled   the estimate of each group and of all: title and the columns of `pooled.pooled_lines`
