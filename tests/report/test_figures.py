@@ -128,6 +128,11 @@ def test_a_forest_plot_has_units_pools_and_the_papers_differences_by_line():
     assert diamonds[0][:3] == [[0.005, 3.0], [0.01, 2.6], [0.015, 3.0]]
 
 
+def test_a_unit_without_an_interval_is_hollow():
+    dots = [line for line in forest().axes[0].lines if line.get_gid() == "unit"]
+    assert [dot.get_markerfacecolor() == "white" for dot in dots] == [False, True, False]
+
+
 def test_own_curves_have_a_line_of_sampled_and_markers_of_full_losses_for_each_run():
     figure = figures.own_curves(curves(), TABLE1)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
