@@ -25,7 +25,8 @@ OWN_SET = "yours"  # the record set of the user's own runs
 DIVERGED = "NonFiniteLoss"  # the error of a run whose loss became infinite: a result of its rate
 PUBLISHED_SCALE = "quick"  # of published runs whose study fixes none
 LENGTHS = 4  # the length at which `longer_nats` is measured, over the training length
-DATASET_LABELS = paper.DATASET_LABELS | {"tiny": "tiny (a grammar)"}
+SUBSET_LABELS = {f"pg19_{books}books": f"PG-19, {books} books" for books in (2, 5, 14)}
+DATASET_LABELS = paper.DATASET_LABELS | SUBSET_LABELS | {"tiny": "tiny (a grammar)"}
 # Present also where no run has them, so that a selection from an empty frame is empty.
 COLUMNS = [
     "run_id",
