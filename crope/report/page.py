@@ -32,8 +32,8 @@ TEMPLATE = Path(__file__).with_name("page.html")
 PROTOCOL_NOTES = (
     "full: loss after the last step on the validation split (small scales: a fixed part); ± is the"
     " standard deviation over seeds, n the seeds of both RoPE and CRoPE.",
-    "lowest: the lowest full loss of a run whose last one is higher: it ends overfitted,"
-    " and that one says which model memorises less.",
+    "lowest: the lowest full loss of a run that ends overfitted, whose last one says which model"
+    " memorises less.",
     "sampled: the paper's protocol; ± is the spread of the validation losses sampled in the last 10 %"
     " of the steps, in batches that all models share: it says nothing of their difference.",
 )
