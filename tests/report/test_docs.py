@@ -41,17 +41,17 @@ def test_the_readmes_table_has_full_losses_of_long_runs():
 
 
 def test_intervals_of_99_percent_by_two_rules():
-    """Corpora with differences 1, 2, 3 and 2, 4, 6: means 2 and 4, variances 1 and 4. As planned
-    3 -+ t(2.941) * sqrt(5 / 3) / 2 = 3 -+ 5.958 * 0.6455; today 1.5, 3, 4.5: 3 -+ t(2) * 1.5 / sqrt(3).
+    """P1: corpora with differences 3, 4, 5 and 4, 6, 8: means 4 and 6, variances 1 and 4. As planned
+    5 -+ t(2.941) * sqrt(5 / 3) / 2 = 5 -+ 5.958 * 0.6455; today 3.5, 5, 6.5: 5 -+ t(2) * 1.5 / sqrt(3).
+    The others, 2 less, hold 0 by both rules: no line.
     """
-    first, second = pd.Series([1.0, 2.0, 3.0]), pd.Series([2.0, 4.0, 6.0])
+    first, second = pd.Series([3.0, 4.0, 5.0]), pd.Series([4.0, 6.0, 8.0])
     lines = []
     for name in docs.PLANNED_AT_99:
         for by_seed in ((first + second) / 2, first, second):
-            lines.append({"name": name, "by_seed": by_seed})
-    (_, planned, today), *_ = docs.planned_at_99(pd.DataFrame(lines)).frame.to_numpy().tolist()
-    assert planned == "+3.0000 (−0.8460 to +6.8460)"
-    assert today == "+3.0000 (−5.5952 to +11.5952)"
+            lines.append({"name": name, "by_seed": by_seed - (0 if name == "P1" else 2)})
+    printed = docs.planned_at_99(pd.DataFrame(lines)).frame.to_numpy().tolist()
+    assert printed == [["P1", "+5.0000 (+1.1540 to +8.8460)", "+5.0000 (−3.5952 to +13.5952)"]]
 
 
 def test_step_times_are_compared_within_a_set_and_row():
