@@ -18,12 +18,14 @@ from tests.records.conftest import SET, edit
 PUBLISHED = """
 cost-bf16 268
 levels-bf16 36
+linear-bf16 9
+long-small-bf16 144
 medium-bf16 16
 medium-rate-bf16 64
 medium-warmup-NVIDIA-H200-bf16 30
-medium-warmup-bf16 30
+medium-warmup-bf16 42
 paper-NVIDIA-H200-bf16 10
-paper-rows-bf16 43
+paper-rows-bf16 51
 qkv-bf16 120
 qkv-high-bf16 32
 qkv-mid-bf16 60
@@ -38,6 +40,8 @@ table1-medium-NVIDIA-H200-bf16 48
 table1-medium-bf16 9
 tiny-bf16 3
 tiny-fp32 3
+width-256-bf16 40
+width-64-bf16 56
 """
 
 
