@@ -71,7 +71,7 @@ def render_docs(report: content.Report) -> dict[Path, str]:
         "llama": f"{saved_share(*ARCHITECTURES['Llama-3-8B']):.1f} %",
         "sample": sample_output(report.shown, report.losses[0]),
         "table1": readme_table1(long),
-        "losses": [shorter(table) for table in (long.select("full"), *report.losses)],
+        "losses": [replace(long.select("full"), parameters={}), *map(shorter, report.losses)],
         "notes": page.PROTOCOL_NOTES,
         "planned": planned_table(whole),
         "excluding": sum(reading(line) != "open" for line in whole.to_dict("records")),
@@ -126,9 +126,14 @@ def sample_output(runs: pd.DataFrame, table: LossTable) -> str:
 
 
 def shorter(table: LossTable) -> LossTable:
-    """Leaves out the sampled losses of small runs, which few tokens make noise."""
-    kinds = ["paper", "full", "lowest", *(kind + LARGE for kind in losses.PROTOCOLS)]
-    return replace(table, parameters={}).select(*kinds)  # docs/models.md has them
+    """Leaves out the sampled losses of small runs, which few tokens make noise, and of Table 1 the
+    others, too: `long_table1` is of longer ones.
+    """
+    kinds = ["paper", "lowest", *(kind + LARGE for kind in losses.PROTOCOLS)]
+    table = replace(table, parameters={})  # docs/models.md has them
+    if table.name == "table1":
+        return replace(table, sizes=dict.fromkeys(table.sizes, "")).select(*kinds)
+    return table.select("full", *kinds)
 
 
 def planned_table(lines: pd.DataFrame) -> Table:

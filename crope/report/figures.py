@@ -161,15 +161,18 @@ def rates(lines: pd.DataFrame) -> Figure:
     return figure
 
 
-def forest(units: pd.DataFrame, pooled: pd.DataFrame, best: pd.DataFrame) -> Figure:
+def forest(
+    units: pd.DataFrame, pooled: pd.DataFrame, best: pd.DataFrame, widths: pd.DataFrame
+) -> Figure:
     """Draws CRoPE - RoPE in every setting (dots, 95 % over seeds; hollow: too few for one), the
     paper's own differences (crosses) and the pooled estimates (diamonds), from top to bottom.
 
     units    of `pooled.units`
     pooled   the estimate of each group and of all: title and the columns of `pooled.pooled_lines`
     best     of `answers`, each model at its best rate: the mean over corpora, then each corpus
+    widths   of `answers`, models of other widths: the means over corpora, with a label
     """
-    lines = list(forest_lines(units, pooled, best))
+    lines = list(forest_lines(units, pooled, best, widths))
     figure, axis = _one_panel(5.2, 0.5 + 0.2 * len(lines))
     all_low, all_high = pooled.iloc[-1][["low", "high"]]
     axis.axvspan(all_low, all_high, color=BAND, zorder=0)
@@ -192,7 +195,7 @@ def forest(units: pd.DataFrame, pooled: pd.DataFrame, best: pd.DataFrame) -> Fig
 
 
 def forest_lines(
-    units: pd.DataFrame, pooled: pd.DataFrame, best: pd.DataFrame
+    units: pd.DataFrame, pooled: pd.DataFrame, best: pd.DataFrame, widths: pd.DataFrame
 ) -> Iterator[tuple[str, dict[Any, Any]]]:
     """Yields the lines of a forest plot: title, unit or pool, and its label and numbers."""
     *of_groups, of_all = pooled.to_dict("records")
@@ -209,6 +212,9 @@ def forest_lines(
         label = f"{dataset_label(line['dataset'])}, 3,200 steps, warm-up"
         yield "unit", line | {"label": label, "of_paper": np.nan}
     yield "pool", overall | {"label": interval_text(overall, 3)}
+    yield "title", {"label": "Other widths, mean of two corpora"}
+    for line in widths.to_dict("records"):
+        yield "unit", line | {"label": f"{line['label']} ({line['n']})", "of_paper": np.nan}
 
 
 def _draw_unit(axis: Axes, at: int, line: Mapping[Any, Any]) -> None:

@@ -43,7 +43,10 @@ def draw_published(published: Results) -> dict[str, Figure]:
     best = lines[lines["name"] == subjects()["best"]]
     if len(estimates) and len(best):
         estimates = estimates.set_index("name").loc[["pooled/long", "pooled/short", "pooled"]]
-        drawn["forest"] = figures.forest(units(joined, load_pools()["pooled"]), estimates, best)
+        widths = lines.assign(label=lines["name"].map(subjects()["widths"]))
+        widths = widths.query("dataset == ''").dropna(subset="label")
+        of_pool = units(joined, load_pools()["pooled"])
+        drawn["forest"] = figures.forest(of_pool, estimates, best, widths)
     rates = rate_lines(joined)
     if len(rates):
         drawn["rates"] = figures.rates(rates)

@@ -40,8 +40,8 @@ table1-medium-NVIDIA-H200-bf16 48
 table1-medium-bf16 9
 tiny-bf16 3
 tiny-fp32 3
-width-256-bf16 40
-width-64-bf16 56
+width-256-bf16 64
+width-64-bf16 64
 """
 
 

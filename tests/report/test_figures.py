@@ -105,8 +105,9 @@ def forest():
     pool = {"title": "long", "n": 4, "units": 2, "mean": 0.01, "low": 0.005, "high": 0.015}
     pool |= {"complete": True}
     best = pool | {"dataset": "", "n": 20, "mean": -0.001}
-    corpus = best | {"dataset": "ptb"}
-    return figures.forest(units, pd.DataFrame([pool, pool]), pd.DataFrame([best, corpus]))
+    best = pd.DataFrame([best, best | {"dataset": "ptb"}])
+    widths = pd.DataFrame([unit | {"label": "D 64", "mean": -0.02}])
+    return figures.forest(units, pd.DataFrame([pool, pool]), best, widths)
 
 
 def test_a_forest_plot_has_units_pools_and_the_papers_differences_by_line():
@@ -121,8 +122,10 @@ def test_a_forest_plot_has_units_pools_and_the_papers_differences_by_line():
         "Each model at its best rate: 20 seeds",
         "Penn Treebank, 3,200 steps, warm-up",
         "−0.001 (+0.005 to +0.015)",
+        "Other widths, mean of two corpora",
+        "D 64 (3)",
     ]
-    assert drawn(forest(), 0, "unit") == [[[0.01, 1]], [[0.01, 2]], [[-0.001, 7]]]
+    assert drawn(forest(), 0, "unit") == [[[0.01, 1]], [[0.01, 2]], [[-0.001, 7]], [[-0.02, 10]]]
     assert drawn(forest(), 0, "paper")[1] == [[-0.03, 2]]
     diamonds = [shape.get_xy().tolist() for shape in axis.patches if shape.get_gid() == "pool"]
     assert diamonds[0][:3] == [[0.005, 3.0], [0.01, 2.6], [0.015, 3.0]]
@@ -130,7 +133,7 @@ def test_a_forest_plot_has_units_pools_and_the_papers_differences_by_line():
 
 def test_a_unit_without_an_interval_is_hollow():
     dots = [line for line in forest().axes[0].lines if line.get_gid() == "unit"]
-    assert [dot.get_markerfacecolor() == "white" for dot in dots] == [False, True, False]
+    assert [dot.get_markerfacecolor() == "white" for dot in dots] == [False, True, False, False]
 
 
 def test_own_curves_have_a_line_of_sampled_and_markers_of_full_losses_for_each_run():
