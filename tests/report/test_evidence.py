@@ -296,6 +296,7 @@ C4 width_256: CRoPE − RoPE, train.lr=0.001
 C5 width_256: CRoPE − RoPE, less C1, best train.lr
 C6 width_256: CRoPE − RoPE, less C3, train.lr=0.001
 C7 rates_256: CRoPE − RoPE, best train.lr
+C8 rates_64: CRoPE − RoPE, best train.lr
 """
 
 
@@ -306,7 +307,7 @@ def test_the_contrasts_are_as_planned():
         parts = [contrast.label, *contrast.at, *["mean"] * contrast.averaged]
         parts += [f"best {contrast.best}"] if contrast.best else []
         lines.append(f"{name} {', '.join(contrast.studies)}: {', '.join(parts)}")
-    assert lines[:31] == PLANNED.split("\n")[1:-1]
+    assert lines[:32] == PLANNED.split("\n")[1:-1]
     assert "baselines/xpos - nope baselines: XPOS − NoPE" in lines
 
 
