@@ -36,7 +36,7 @@ quick-fp32-two-threads 2
 rate-mean-bf16 192
 rates-bf16 24
 rates-256-bf16 80
-rates-64-bf16 112
+rates-64-bf16 128
 rates-wide-bf16 240
 table1-medium-NVIDIA-H200-bf16 48
 table1-medium-bf16 9
