@@ -164,10 +164,11 @@ def planned_at_99(lines: pd.DataFrame) -> Table:
 
 def unfinished(published: content.Results) -> list[str]:
     """Lists the studies of planned questions, and others with a seed, that lack seeds, by the row with
-    most.
+    fewest.
     """
     contrasts, lacking = load_contrasts(), {}
-    for line in published.lines.query("not complete").sort_values("there").to_dict("records"):
+    incomplete = published.lines.query("not complete").sort_values("there", ascending=False)
+    for line in incomplete.to_dict("records"):
         contrast = contrasts[line["name"]]
         study = contrast.studies[0]
         # Published runs of OFFLINE are of one seed, for their rounding alone.

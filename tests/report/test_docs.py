@@ -72,4 +72,4 @@ def test_studies_that_lack_seeds_are_listed_and_planned_ones_without_a_run():
     counted.append(("levels/crope - rope", 0))
     lines = pd.DataFrame(counted, columns=["name", "there"]).assign(complete=False, planned=8)
     listed = docs.unfinished(SimpleNamespace(lines=lines))
-    assert listed == ["`rates` (0 of 8)", "`paper_rows` (3 of 8)"]
+    assert listed == ["`paper_rows` (2 of 8)", "`rates` (0 of 8)"]
