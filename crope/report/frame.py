@@ -71,13 +71,13 @@ COLUMNS = [
     "provenance.data.splits.validation.sha256",
 ]
 # Equal in the runs that are compared: on one corpus of a study, in tokens of one kind, and at one
-# seed of a study.
+# seed of a row of a study.
 CORPUS_KEYS = ["dataset", "config.tokenizer.vocab_size"]
 COMPARED = {
     "provenance.data.splits.train.sha256": CORPUS_KEYS,
     "provenance.data.splits.validation.sha256": CORPUS_KEYS,
-    "precision": ["seed"],
-    "device_kind": ["seed"],
+    "precision": ["seed", "row"],
+    "device_kind": ["seed", "row"],
 }
 
 
@@ -221,15 +221,17 @@ def cell_frame(cells: Iterable[Cell]) -> pd.DataFrame:
 
 
 def _one_set_for_each_seed(joined: pd.DataFrame) -> pd.DataFrame:
-    """Takes the runs of each seed of a study from the record set with most of them, of equal ones
-    that with most runs of the study. A difference within a seed is then of one machine.
+    """Takes the runs of each seed of a row from the record set with most of them, of equal ones
+    that with most runs of the study. A difference within a seed, which is of one row, is then of
+    one machine.
     """
-    of_seed = joined.groupby(["study", "seed", "record_set"])["run_id"].transform("size")
+    keys = ["study", "row", "seed"]
+    of_seed = joined.groupby([*keys, "record_set"])["run_id"].transform("size")
     of_study = joined.groupby(["study", "record_set"])["run_id"].transform("size")
     order = joined.assign(of_seed=of_seed, of_study=of_study)
     order = order.sort_values(["of_seed", "of_study", "record_set"], ascending=[False, False, True])
-    chosen = order.drop_duplicates(["study", "seed"])
-    return joined.merge(chosen[["study", "seed", "record_set"]])
+    chosen = order.drop_duplicates(keys)
+    return joined.merge(chosen[[*keys, "record_set"]])
 
 
 def common_seeds(runs: pd.DataFrame) -> pd.DataFrame:
@@ -245,7 +247,7 @@ def common_seeds(runs: pd.DataFrame) -> pd.DataFrame:
 
 def check_comparable(joined: pd.DataFrame) -> None:
     """Raises UserError if the runs of one study on one corpus differ in data, or those of one seed
-    in precision or device kind.
+    of a row in precision or device kind.
 
     Commits may differ: the numerics version says whether a commit changed more than rounding.
     """

@@ -125,21 +125,32 @@ def test_a_seed_is_of_the_set_with_most_of_its_runs_then_of_the_study(a, b, take
     assert list(of_rope.sort_values("seed")["record_set"]) == taken
 
 
+def test_a_row_has_a_seed_of_the_only_set_with_it_though_another_has_more_rows():
+    """Set a has seed 0 of two rows, set b of the third: all three pairs count."""
+    parts = [runs(rope=[5.0], crope=[5.0], row=row) for row in ("base", "one", "two")]
+    every = together(*(part.assign(record_set=of) for part, of in zip(parts, "aab", strict=True)))
+    planned = cells() + cells(row="one") + cells(row="two")
+    counted = by_study(every, planned).groupby("row")["record_set"].agg("".join)
+    assert counted.to_dict() == {"base": "aa", "one": "aa", "two": "bb"}
+
+
 @pytest.mark.parametrize(
     ("fact", "apart"),
     [
         ("precision", {"first_seed": 1}),
+        ("precision", {"row": "b2_l512_d64"}),
         ("device_kind", {"first_seed": 1}),
+        ("device_kind", {"row": "b2_l512_d64"}),
         ("provenance.data.splits.train.sha256", {"dataset": "pg19"}),
         ("provenance.data.splits.validation.sha256", {"dataset": "pg19"}),
         ("provenance.data.splits.train.sha256", {"vocabulary": 512}),
     ],
 )
 def test_runs_that_are_compared_agree(fact, apart):
-    """Those of other seeds, on other corpora or in other tokens may differ."""
+    """Those of other seeds or rows, on other corpora or in other tokens may differ."""
     rope = runs(rope=[5.0]).assign(**{fact: "a"})
     here, there = [runs(crope=[5.0], **place).assign(**{fact: "b"}) for place in ({}, apart)]
-    planned = cells() + cells(dataset="pg19")
+    planned = cells() + cells(dataset="pg19") + cells(row="b2_l512_d64")
     by_study(together(rope, there), planned)
     with pytest.raises(UserError, match=f"mine, .*differ in {fact}.*--runs"):
         by_study(together(rope, here), planned)
