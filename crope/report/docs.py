@@ -105,7 +105,7 @@ def long_table1(published: content.Results) -> LossTable:
     cells = published.cells.sort_values("study", ascending=False, kind="stable")  # XPOS first
     runs = as_table1(published.joined)
     table = losses.loss_table("table1", as_table1(cells), runs, runs[:0], {})
-    caption = "Table 1, small models after 10,000 steps with B 2 and L 512, nats per token"
+    caption = "Table 1, small models after 10,000 steps (B 2, L 512, γ 0.9), nats per token"
     return replace(table, caption=caption)
 
 

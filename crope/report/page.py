@@ -30,9 +30,9 @@ from crope.style import render
 
 TEMPLATE = Path(__file__).with_name("page.html")
 PROTOCOL_NOTES = (
-    "full: loss after the last step on the validation split (small scales: a fixed part); ± is the"
-    " standard deviation over seeds, n the seeds of both RoPE and CRoPE.",
-    "lowest: the lowest full loss of a run that ends overfitted, whose last one says which model"
+    "full: loss after the last step on the validation split (small scales: a fixed part); ± the"
+    " standard deviation over seeds, n seeds of both RoPE and CRoPE.",
+    "lowest: the lowest full loss of a run that ends overfitted, whose last says which model"
     " memorises less.",
     "sampled: the paper's protocol; ± is the spread of the validation losses sampled in the last 10 %"
     " of the steps, in batches that all models share: it says nothing of their difference.",
