@@ -71,6 +71,12 @@ class Study:
     seeds: tuple[int, ...]
     scale: str | None
 
+    @property
+    def setting_axes(self) -> list[str]:
+        """Lists the axes of which a setting has a value each, in its order."""
+        axes = self.axes.items()
+        return [axis for axis, values in axes if len(values) > 1 and axis not in GROUP_AXES]
+
     def first_seeds(self, count: int | None) -> tuple[int, ...]:
         """Lists the first `count` planned seeds (None: all), then the integers after the largest."""
         # Not from len(seeds) on: a plan may begin at a later seed, and would be repeated.
@@ -83,11 +89,9 @@ class Study:
         """
         if scale == "smoke" and self.scale not in (None, scale):
             return []
-        axes = self.axes.items()
-        varied = [axis for axis, values in axes if len(values) > 1 and axis not in GROUP_AXES]
         cells = []
         for choice, run in self.expand(self.scale or scale):
-            setting = ", ".join(f"{axis}={choice[axis]}" for axis in varied)
+            setting = ", ".join(f"{axis}={choice[axis]}" for axis in self.setting_axes)
             names = (self.name, run.dataset, run.row, run.model, setting, run.scale)
             cells.append(Cell(*names, cell_key(run.container), self.seeds))
         return cells

@@ -5,6 +5,7 @@ exploratory   everything else: of their 95 % intervals one in twenty will miss
 """
 
 import datetime
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ QUANTITIES = {
     "longer": ("longer_nats", " at 4 L"),
 }
 # One term of a difference: a model, or `model at setting`.
-TERM = re.compile(r"(?P<model>[\w+]+)(?: at (?P<setting>\S+))?")
+TERM = re.compile(r"(?P<model>[\w+]+)(?: at (?P<setting>[^\s,]+(?:, [^\s,]+)*))?")
 
 
 Term = tuple[str, str]  # model and setting; "" stands for each setting of the study in turn
@@ -129,24 +130,33 @@ def make_contrast(studies: str, entry: Any, name: str = "") -> Contrast:
 
 
 def check_names(contrast: Contrast) -> None:
-    """Raises ValueError for a model or setting that a study lacks: it would have no line and no
-    message. Raises ConfigError for no such study.
+    """Raises ValueError for a model or setting that a study lacks, or terms that never share one:
+    they would have no line and no message. Raises ConfigError for no such study.
     """
     if contrast.of not in QUANTITIES:
         raise ValueError(f"of: {contrast.of}: must be one of {', '.join(QUANTITIES)}")
+    if len({bool(setting) for _, setting in contrast.terms}) > 1:
+        raise ValueError("difference: give each model a setting, or none")
     # Where a study varies the position, say, a model's name goes on: `alibi+complex`.
     named = [f"model={model.partition('+')[0]}" for model, _ in contrast.terms]
-    for setting in [*contrast.at, *(setting for _, setting in contrast.terms if setting)]:
-        named += setting.split(", ")
+    settings = [*contrast.at, *(setting for _, setting in contrast.terms if setting)]
+    choices = [setting.split(", ") for setting in settings]
     for study in contrast.studies:
-        axes = load_study(study).axes
+        axes, setting_axes = load_study(study).axes, load_study(study).setting_axes
         varied = {axis for axis, values in axes.items() if len(values) > 1}
         if contrast.best and varied - {"data", "model"} != {contrast.best}:
             raise ValueError(f"best: conf/study/{study}.yaml must vary {contrast.best} alone")
-        for choice in named:
+        for choice in itertools.chain(named, *choices):
             axis, _, value = choice.partition("=")
             if value not in axes.get(axis, ()):
-                raise ValueError(f"conf/study/{study}.yaml has no {choice}")
+                there = ", ".join(axes.get(axis, axes))
+                raise ValueError(f"conf/study/{study}.yaml has no {choice}, only {there}")
+        for words in choices:
+            if [word.partition("=")[0] for word in words] != setting_axes:
+                raise ValueError(
+                    f"{', '.join(words)}: a setting of conf/study/{study}.yaml names"
+                    f" {', '.join(setting_axes) or 'no axis'}"
+                )
 
 
 def parse_difference(text: str) -> list[Term]:

@@ -33,7 +33,7 @@ def folder(trained):
 
 def test_the_curve_is_what_pandas_and_scipy_compute(published):
     """161 losses a run, of which 17 are averaged; at its ends a curve has fewer on one side."""
-    at = "data=ptb,train.lr=0.0005"
+    at = "data=ptb,train.lr=5e-4"
     sides = [select(published, f"model={model},{at}") for model in ("crope", "rope")]
     curve = difference_curves(*sides)
     runs = pd.json_normalize(pd.read_json(WIDE / "runs.jsonl", lines=True).to_dict("records"))

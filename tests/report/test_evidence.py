@@ -9,6 +9,7 @@ import pytest
 from crope.errors import ConfigError
 from crope.plan.study import Study, load_study
 from crope.report import evidence
+from crope.report.contrasts import parse_difference
 from crope.report.evidence import Contrast, answer, differences, estimate, load_contrasts
 from crope.report.tables import interval_text
 from tests.report.frames import losses, together
@@ -319,6 +320,10 @@ def test_the_contrasts_are_as_planned():
         ("nosuch: [crope - rope]", "nosuch"),
         ("cost: [{difference: crope - rope, att: [x]}]", "att"),
         ("cost: [rope at x=1 - crope at x=1]", "no x=1"),
+        ("rates: [{difference: crope - rope, at: [train.lr=2e-3]}]", "only 0.0005, 0.001, 0.002"),
+        ("pilot: [{difference: crope - rope, at: [model.dropout=0.1]}]", "model.tied_head"),
+        ("cost: [{difference: crope - rope, at: [train.max_steps=3200]}]", "names no axis"),
+        ("rates: [crope at train.lr=0.002 - rope]", "each model a setting"),
         ("cost: [{difference: crope - rope, of: test}]", "of: test"),
         ("cost: [{difference: crope - rope, best: train.lr}]", "must vary train.lr alone"),
         ("cost: [crope - rope, crope - rope]", "two entries"),
@@ -329,6 +334,11 @@ def test_a_wrong_contrast_is_named(entry, word, tmp_path):
     file.write_text(f"planned: {{}}\nexplored:\n  {entry}\n")
     with pytest.raises(ConfigError, match=f"contrasts.yaml.*{word}"):
         load_contrasts(file)
+
+
+def test_a_term_names_a_value_of_each_axis():
+    terms = parse_difference("crope at a=1, b=2 - rope at a=2, b=2 halved at a=1, b=1")
+    assert terms == [("crope", "a=1, b=2"), ("rope", "a=2, b=2"), ("halved", "a=1, b=1")]
 
 
 def test_a_model_of_another_projection_than_its_files_is_in_the_study(tmp_path):
