@@ -1,7 +1,7 @@
 """Times this project's training step against `transformers` and a plain PyTorch loop, all in one
 run.
 
-python scripts/bench.py scale=paper          # any configuration (scale: quick unless given)
+python scripts/bench.py scale=paper          # any configuration (scale: the default of the device)
 python scripts/bench.py --lab                # what each part of a GPU's step brings, in three rows
 python scripts/bench.py --profile model=crope    # the longest kernels of a step
 

@@ -108,14 +108,16 @@ class Corpus:
     def texts(self) -> dict[str, list[str]]:
         """Reads and checks the canonical texts of each split (PG-19: one per book, otherwise one).
 
-        Raises DataError if a text is blank, not UTF-8 or not the pinned one. Messages name only the
-        relative path: the report prints them.
+        Raises DataError if a text is blank, not UTF-8, not the pinned one or has no line break to
+        be cut at. Messages name only the relative path: the report prints them.
         """
         if self.name == "tiny":
             return {split: [write_split(split)] for split in SPLITS}
         if self.share:
             text = self._read(self.files["train"][0])
             cut = text.rfind("\n", 0, round(len(text) * (1 - self.share))) + 1
+            if cut == 0:
+                raise DataError(f"{self.name}.txt: no line break before its validation_share")
             return {"train": [text[:cut]], "validation": [text[cut:]]}
         return {split: list(map(self._read, files)) for split, files in self.files.items()}
 

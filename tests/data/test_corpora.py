@@ -136,6 +136,12 @@ def test_one_file_is_cut_at_the_last_line_break_before_its_share(data_dir):
         other.check_source({"hub": corpus.source}, "a run")
 
 
+def test_a_file_of_one_line_is_not_cut(data_dir):
+    write(data_dir, "mine.txt", "one two three four\n")
+    with raises_one_line(DataError, "no line break"):
+        find_corpus(DataConfig("mine", validation_share=0.25), data_dir).sha256()
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -40,6 +40,18 @@ def test_own_runs_beside_the_nearest_published_ones():
     ]
 
 
+def test_the_loss_beside_the_papers_is_of_a_run_without_other_settings():
+    """The run at another learning rate counts among those that agree."""
+    fast = runs(rope=[4.0], setting="fast").assign(settings=[["train.lr=0.003"]])
+    public = together(PUBLIC, fast)
+    own = together(fast.assign(loss=4.01), runs(rope=[5.02])).assign(finished_utc="2026")
+    assert agreement.verdict(Runs("quick", own, public, [])) == [
+        "Penn Treebank: 2 of 2 runs agree with the nearest published ones, at most 0.010 apart"
+        " (repeated runs: 0.250)",
+        "  RoPE 5.020, published 5.010, the paper's at its size 4.021",
+    ]
+
+
 def test_the_card_says_where_and_how_long_runs_were_made():
     made = {"provenance.device": "a CPU", "provenance.commit": "c" * 40}
     own = runs(rope=[5.02], crope=[5.6]).assign(**made, **{"time.total_s": [5400.0, 1800.0]})
