@@ -38,6 +38,8 @@ def call(monkeypatch):
         (train, "crope", "EQUAL"),
         (train, "train.lrr=1", "did you mean train.lr"),
         (train, "-m model=rope,crop", "did you mean crope"),
+        (train, "-m hydra/launcher=jobli", "jobli.*docs/sweeps.md"),
+        (train, "-m hydra.launcher.n_jobs=2", "'BasicLauncherConf'$"),
         (train, "-m model=rope model.position=none,rotry", "did you mean rotary"),
         (tools, "status --seeds -1", "seeds"),
         (tools, "explain --runs nosuch", "nosuch"),

@@ -117,7 +117,9 @@ class Corpus:
             text = self._read(self.files["train"][0])
             cut = text.rfind("\n", 0, round(len(text) * (1 - self.share))) + 1
             if cut == 0:
-                raise DataError(f"{self.name}.txt: no line break before its validation_share")
+                raise DataError(
+                    f"{self.name}.txt: no line break before its validation_share; give two files"
+                )
             return {"train": [text[:cut]], "validation": [text[cut:]]}
         return {split: list(map(self._read, files)) for split, files in self.files.items()}
 
@@ -160,7 +162,7 @@ class Corpus:
         raise DataUnavailable(
             f"{self.name}: {len(missing)} files missing ({missing[0]}, ...);"
             f" {'; '.join(causes) or 'no site has them'}; put them into data/raw or the folder that"
-            " CROPE_DATA_DIR names (data/README.md), set HF_ENDPOINT to a mirror, or use data=tiny"
+            " CROPE_DATA_DIR names (data/README.md), set HF_ENDPOINT to a mirror, or use data=tiny scale=quick"
         )
 
     def _checked(self, relative: str, text: str) -> str:

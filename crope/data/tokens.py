@@ -103,7 +103,7 @@ def make_tokens(
             counts = ", ".join(
                 f"{split} {tokens.meta['splits'][split]['tokens']:,} tokens" for split in SPLITS
             )
-            print(f"{data.corpus}: {counts}\n  data/tokens/{tokens.folder.name}", flush=True)
+            print(f"{data.corpus}: {counts}\n  {tokens.folder}", flush=True)
     return failed
 
 

@@ -283,9 +283,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 def nearest_key(name: str) -> str:
     """Returns `; did you mean train.lr?` for the keys of the section (of all without one) that are
-    spelt nearly so, else those that contain the name; without any the keys of the section.
+    spelt nearly so, else those that contain the name; without any the keys of the section. Empty
+    for Hydra's own keys.
     """
     section, _, last = name.rpartition(".")
+    if section.startswith("hydra"):
+        return ""
     valid = [key for key in (*keys(), *GROUPS) if not key.startswith("ablation.")]
     valid += [f"data.{field.name}" for field in dataclasses.fields(DataConfig)]
     valid = [key for key in valid if key.startswith(f"{section}.")] or valid
@@ -301,9 +304,11 @@ def nearest_key(name: str) -> str:
 def config_error(error: Exception) -> ConfigError:
     """Returns a Hydra, OmegaConf or YAML error in one line, with the nearest valid name."""
     message = str(error)
-    if missing := re.search("Could not find '([a-z]+)/(.*)'", message):
+    if missing := re.search("Could not find '(hydra/launcher|[a-z]+)/(.*)'", message):
         group, name = missing.groups()
         hint = nearest(name, group_files(group))
+        if group == "hydra/launcher":  # others than these are of packages, installed or not
+            hint = "; docs/sweeps.md has the launchers and what each needs"
         if group == "data" and "/" in name:
             hint = "; a corpus of your own is a file in conf/data (docs/tutorial.md)"
         return ConfigError(f"no conf/{group}/{name}.yaml{hint}")

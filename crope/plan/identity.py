@@ -31,10 +31,15 @@ REMOVED: dict[str, dict[str, Any]] = {}
 NUMERICS = {"learned": 2}
 
 
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration of any schema with the keys of ADDED_LATER."""
+    return {**config, **{name: added | config[name] for name, added in ADDED_LATER.items()}}
+
+
 def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
     """Selects the part of a resolved configuration that a number can depend on."""
     part = {name: config[name] for name in SCIENTIFIC}
-    # The name identifies the corpus, wherever it is fetched from: crope/data refuses two of one name.
+    # The name identifies the corpus, wherever it is from: the report refuses two of one name.
     part["data"] = {"corpus": config["data"]["corpus"]}
     for section, removed in REMOVED.items():
         part[section] = removed | part[section]

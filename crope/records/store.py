@@ -255,7 +255,7 @@ def find_record(name: str, *, results_dir: Path) -> Record:
 
     Raises UserError for none or several matches, DataError for an unfinished run.
     """
-    path = Path(name)
+    path = Path(name).resolve()  # of `.` the name, too
     if not (path / "run.json").exists():
         paths = sorted((results_dir / "runs").glob("*/"))
         matches = [path for path in paths if path.name.startswith(name)]

@@ -54,9 +54,9 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
         pairs = pairs[pairs["run_id"] != pairs["run_id_base"]]
         if pairs.empty:
             raise UserError(f"{name}: no two runs are equal in seed, data and other settings")
-        for side in ("", "_base"):
-            notes = zip(pairs[f"run_id{side}"], pairs[f"code{side}"], strict=True)
-            text += [f"{run_id}: {note}" for run_id, note in notes if note]
+        noted = pd.concat([pairs["code"], pairs["code_base"]]) != ""
+        if noted.any():
+            text.append(f"{name}: {noted.sum()} of {len(noted)} runs were trained by other code")
         varied = [key for key in same if pairs[key].nunique() > 1 and "sha256" not in key]
         for _, part in pairs.groupby(varied or ["scale"], dropna=False):
             label = ", ".join([name, *(f"{key}={part[key].iloc[0]}" for key in varied)])

@@ -153,9 +153,9 @@ def check_names(contrast: Contrast) -> None:
                 raise ValueError(f"conf/study/{study}.yaml has no {choice}, only {there}")
         for words in choices:
             if [word.partition("=")[0] for word in words] != setting_axes:
+                such = ", ".join(f"{axis}={axes[axis][0]}" for axis in setting_axes)
                 raise ValueError(
-                    f"{', '.join(words)}: a setting of conf/study/{study}.yaml names"
-                    f" {', '.join(setting_axes) or 'no axis'}"
+                    f"{', '.join(words)}: conf/study/{study}.yaml has settings such as '{such}'"
                 )
 
 

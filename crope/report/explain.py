@@ -41,7 +41,7 @@ def explain(
         return "\n".join([*cells, *questions, *pools])
     if name in pools:
         return _explain_pool(pools[name])
-    contrast = contrasts.get(name) or _other_contrast(name)
+    contrast = contrasts.get(name) or _contrast_of(name)
     if contrast is None and name not in cells:
         near = difflib.get_close_matches(name, [*cells, *contrasts, *pools])
         hint = f"did you mean {', '.join(near)}? " if near else ""
@@ -79,11 +79,16 @@ def _cell_names() -> list[str]:
     return names
 
 
-def _other_contrast(name: str) -> Contrast | None:
-    """Makes a contrast of <study>/<model>-<model>, which conf/contrasts.yaml need not ask."""
+def _contrast_of(name: str) -> Contrast | None:
+    """Finds the contrast of <study>/<model>-<model>; makes one that conf/contrasts.yaml does not
+    ask.
+    """
     study, _, difference = name.partition("/")
+    difference = re.sub(r"\s*-\s*", " - ", difference)
+    if asked := load_contrasts().get(f"{study}/{difference}"):
+        return asked
     try:
-        return make_contrast(study, re.sub(r"\s*-\s*", " - ", difference), name)
+        return make_contrast(study, difference, name)
     except ValueError:  # no such study, model or form
         return None
 

@@ -16,6 +16,7 @@ import pandas as pd
 from crope import paper
 from crope.errors import InvalidRecord, UserError
 from crope.plan.compose import group_files, group_values
+from crope.plan.identity import completed
 from crope.plan.study import SCALES, TABLES, Cell
 from crope.records.sources import code_note
 from crope.records.store import Record, is_set, read_curves, read_runs, set_folders
@@ -156,7 +157,7 @@ def _row(record: Record, record_set: str) -> dict[str, Any]:
         "status": record.status,
         "code": code_note(record.run),
         "loss": record.summary.get("val_full", {}).get("final_nats"),
-        "config": record.config,
+        "config": completed(record.config),
         "provenance": record.provenance,
     }
     if record.status == "failed" and record.summary["error"]["type"] == DIVERGED:

@@ -90,7 +90,7 @@ def losses_by_length(
     """Computes the mean loss at each of the ascending lengths, and the number of targets."""
     model.eval()  # a dropped channel would be part of the loss
     device, longest = model.embedding.weight.device, lengths[-1]
-    bf16 = config.train.precision == "bf16"  # so that the loss at factor 1 is the recorded one
+    bf16 = config.train.precision == "bf16"  # as in the run
     totals = torch.zeros(len(lengths), dtype=torch.float64, device=device)
     count = 0
     batches = full_pass(

@@ -91,17 +91,17 @@ def with_data(plan: Plan) -> tuple[Plan, list[str]]:
     dataset of Tables 1 and 2 can be had, the study OFFLINE takes their place.
     """
     errors: dict[str, UserError] = {}
-    # That the tables lack a dataset which nobody can have here is no failure.
+    # That the tables lack a dataset which nobody can have here is no failure, if others are left.
     needed = [load_study(study).axes["data"] for study in plan.studies if study not in TABLES]
     while failed := _make_tokens(plan.runs()):
         errors |= failed
         plan = replace(plan, without=list(errors))
         if not plan.runs() and set(TABLES) & set(plan.studies):
-            log_line(f"no text of the paper's datasets: the study {OFFLINE} takes their place")
+            log_line(f"none of the paper's datasets can be had: {OFFLINE} takes their place")
             plan = replace(plan, studies=[OFFLINE])
     problems = []
     for name, error in errors.items():
-        if not isinstance(error, DataUnavailable) or name in chain(*needed):
+        if not isinstance(error, DataUnavailable) or name in chain(*needed) or not plan.runs():
             problems.append(str(error))
     return plan, problems
 

@@ -180,7 +180,7 @@ def test_the_tokens_of_each_corpus_are_printed(data_dir, capsys):
     assert make_tokens([section("ptb")], SMALL, data_dir=data_dir) == {}
     tokens = load("ptb", data_dir)
     counts = f"train {len(tokens.train):,} tokens, validation {len(tokens.validation):,} tokens"
-    assert capsys.readouterr().out == f"ptb: {counts}\n  data/tokens/{tokens.folder.name}\n"
+    assert capsys.readouterr().out == f"ptb: {counts}\n  {tokens.folder}\n"
 
 
 def test_a_corpus_that_fails_costs_no_other(data_dir, capsys):

@@ -150,8 +150,9 @@ def own(folder, tmp_path):
     return Path(shutil.copytree(folder, tmp_path / "runs" / folder.name))
 
 
-def test_a_record_is_found_by_folder_id_and_unique_start(own, tmp_path):
-    for name in (str(own), own.name, own.name[:-3]):
+def test_a_record_is_found_by_folder_id_and_unique_start(own, tmp_path, monkeypatch):
+    monkeypatch.chdir(own)
+    for name in (str(own), ".", own.name, own.name[:-3]):
         assert find_record(name, results_dir=tmp_path).path == own
 
 

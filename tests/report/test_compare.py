@@ -6,6 +6,7 @@ from scipy import stats
 
 from crope.config import PUBLISHED
 from crope.errors import UserError
+from crope.report import frame
 from crope.report.compare import compare, complete_runs, difference_curves, select
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -78,3 +79,9 @@ def test_the_mean_of_several_seeds_has_an_interval(published, tmp_path):
     text = compare([f"rope,{at}", "crope"], [WIDE], tmp_path / "a.png")
     assert ": 4.2151 − 4.2541\n" in text
     assert text.split("final")[1].split()[:4] == ["8", "-0.0390", "-0.0566", "-0.0215"]
+
+
+def test_runs_of_other_code_are_counted(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(frame, "code_note", lambda run: "other code" * (run["model"] == "rope"))
+    text = compare(["rope", "crope,train.lr=0.001"], [folder], tmp_path / "a.png")
+    assert ": 1 of 2 runs were trained by other code\n" in text

@@ -5,6 +5,7 @@ import pytest
 from crope.errors import UserError
 from crope.plan.study import Study
 from crope.report import explain as module
+from crope.report.contrasts import make_contrast
 from crope.report.frame import Runs
 from tests.report.frames import cells, runs, together
 
@@ -79,6 +80,12 @@ def test_a_difference_that_no_file_asks(told):
     line = "+0.2500 (1 of 10 seeds), n = 1"
     assert line in told("cost/mqa-crope")
     assert line in told("cost/mqa - crope")
+
+
+def test_a_difference_is_that_of_the_file_however_its_minus_is_written(monkeypatch):
+    asked = make_contrast("rates", {"difference": "crope - rope", "at": ["train.lr=0.002"]})
+    monkeypatch.setattr(module, "load_contrasts", lambda: {"rates/crope - rope": asked})
+    assert module._contrast_of("rates/crope-rope") is asked
 
 
 def test_what_has_no_run_names_the_command(told):

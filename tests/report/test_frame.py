@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from crope.config import PUBLISHED
 from crope.errors import UserError
 from crope.records.store import add_runs
 from crope.report import frame
@@ -37,6 +38,12 @@ def test_one_row_per_published_run(tmp_path):
     assert diverged["val_full.best_nats"] == diverged["train.final_nats"] == np.inf
     assert np.isnan(broken["loss"])
     assert (good["loss"], good["record_set"], good["config.train.seq_len"]) == (5.0, "set", 16)
+
+
+def test_a_run_has_the_keys_that_were_added_to_the_schema_after_it():
+    rows, _ = load_frame([PUBLISHED / "quick-fp32"])
+    assert set(rows["config.train.warmup_steps"]) == {0}
+    assert set(rows["config.model.rope_base"]) == {10000.0}
 
 
 def test_a_run_directory_counts_once_however_often_it_is_named(tmp_path):

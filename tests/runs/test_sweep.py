@@ -291,6 +291,7 @@ def test_complete_runs_need_no_data(made, monkeypatch, tmp_path):
         ("table1", ["pg19"], DataUnavailable, {"wikitext2", "ptb"}, []),
         ("table1", ["pg19", "wikitext2", "ptb"], DataUnavailable, {"tiny"}, []),
         ("table2", ["pg19", "tiny"], DataError, set(), ["no", "no"]),
+        ("table2", ["pg19", "tiny"], DataUnavailable, set(), ["no", "no"]),
         ("base", ["wikitext2"], DataUnavailable, {"ptb"}, ["no"]),
         ("table2 fair_lr", ["pg19", "ptb", "wikitext2"], DataUnavailable, {"tiny"}, ["no", "no"]),
     ],
