@@ -162,7 +162,8 @@ class Corpus:
         raise DataUnavailable(
             f"{self.name}: {len(missing)} files missing ({missing[0]}, ...);"
             f" {'; '.join(causes) or 'no site has them'}; put them into data/raw or the folder that"
-            " CROPE_DATA_DIR names (data/README.md), set HF_ENDPOINT to a mirror, or use data=tiny scale=quick"
+            " CROPE_DATA_DIR names (data/README.md), set HF_ENDPOINT to a mirror, or use data=tiny"
+            " scale=quick"
         )
 
     def _checked(self, relative: str, text: str) -> str:

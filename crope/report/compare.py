@@ -90,9 +90,10 @@ def select(runs: pd.DataFrame, text: str) -> pd.DataFrame:
         key, _, value = word.partition("=")
         column = runs.get(key)
         if value and column is not None:
-            numbers = pd.to_numeric(column, errors="coerce")
+            words = column.astype(str)
+            numbers = pd.to_numeric(words, errors="coerce")
             equal = numbers == pd.to_numeric(value, errors="coerce")  # 2e-3 is 0.002, 2 is 2.0
-            chosen = equal | (column.astype(str).str.lower() == value.lower())  # true is True
+            chosen = equal | (words.str.lower() == value.lower())  # true is True
         else:
             chosen = runs["model"] == word
             chosen = chosen if chosen.any() else runs["run_id"].str.contains(word, regex=False)

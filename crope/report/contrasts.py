@@ -154,9 +154,8 @@ def check_names(contrast: Contrast) -> None:
         for words in choices:
             if [word.partition("=")[0] for word in words] != setting_axes:
                 such = ", ".join(f"{axis}={axes[axis][0]}" for axis in setting_axes)
-                raise ValueError(
-                    f"{', '.join(words)}: conf/study/{study}.yaml has settings such as '{such}'"
-                )
+                there = f"settings such as '{such}'" if such else "no settings"
+                raise ValueError(f"{', '.join(words)}: conf/study/{study}.yaml has {there}")
 
 
 def parse_difference(text: str) -> list[Term]:

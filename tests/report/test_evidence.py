@@ -322,7 +322,7 @@ def test_the_contrasts_are_as_planned():
         ("cost: [rope at x=1 - crope at x=1]", "no x=1"),
         ("rates: [{difference: crope - rope, at: [train.lr=2e-3]}]", "only 0.0005, 0.001, 0.002"),
         ("pilot: [{difference: crope - rope, at: [model.dropout=0.1]}]", "model.tied_head"),
-        ("cost: [{difference: crope - rope, at: [train.max_steps=3200]}]", "such as ''"),
+        ("cost: [{difference: crope - rope, at: [train.max_steps=3200]}]", "has no settings"),
         ("rates: [crope at train.lr=0.002 - rope]", "each model a setting"),
         ("cost: [{difference: crope - rope, of: test}]", "of: test"),
         ("cost: [{difference: crope - rope, best: train.lr}]", "must vary train.lr alone"),
