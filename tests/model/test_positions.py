@@ -8,6 +8,7 @@ from crope.model.positions import POSITIONS, Alibi, RelativeBias, RotaryEmbeddin
 from tests.model.oracles import (
     CHOICES,
     WIDTH,
+    assert_close,
     model_config,
     normal,
     turn_by_complex_multiplication,
@@ -24,6 +25,14 @@ def test_bf16_keeps_its_dtype_and_is_rotated_in_float32():
     assert found.dtype == torch.bfloat16
     expected = turn_by_complex_multiplication(x_BHTK.double().numpy(), np.arange(200))
     np.testing.assert_allclose(found.double(), expected, rtol=2.0**-8, atol=1e-6)
+
+
+def test_the_compiled_rotation_is_the_eager_one(monkeypatch):
+    """torch.compile takes another branch, which weights as small as initial ones would hide."""
+    rotary, x_BHTK = RotaryEmbedding(8, max_len=200), normal(2, 3, 200, 8).float()
+    eager = rotary.rotate(x_BHTK)
+    monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
+    assert_close(rotary.rotate(x_BHTK), eager, atol=1e-6)
 
 
 def test_only_the_learned_table_ends():
@@ -45,6 +54,14 @@ def test_buckets_are_t5s():
     starts = {RelativeBias.bucket(n): n for n in reversed(range(2000))}
     logarithmic = [19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
     assert [starts[bucket] for bucket in range(32)] == [*range(17), *logarithmic]
+
+
+def test_each_distance_has_the_scalar_of_its_bucket():
+    """Also those past 128, where the buckets end."""
+    scheme = RelativeBias(1)
+    scheme.weight.data = torch.arange(32.0)[:, None]
+    found = scheme.bias(300)[0, 0, -1].flip(0)
+    assert found.tolist() == [RelativeBias.bucket(distance) for distance in range(300)]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from crope.config import RuntimeConfig
 from crope.errors import ConfigError
 from crope.machine import auto_precision
 from crope.train.device import (
+    prepare_device,
     resolve_device,
     set_numerics,
 )
@@ -34,6 +36,15 @@ def test_auto_takes_bf16_on_a_gpu_that_has_it_in_hardware(native, precision, mon
     monkeypatch.setattr("crope.machine.has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
     assert auto_precision("auto") == precision
+
+
+def test_a_run_computes_with_the_threads_that_it_is_given():
+    """Otherwise each of a sweep's runs would take all cores."""
+    try:
+        prepare_device(RuntimeConfig(device="cpu", threads=2))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_numerics_are_stated_whatever_was_set_before(monkeypatch):
