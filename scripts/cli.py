@@ -51,7 +51,7 @@ def folder_of_runs(text: str) -> Path:
     path = Path(text)
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: no such folder")
-    if not any([*path.glob("*/*.json"), *path.glob("runs.jsonl")]):
+    if not any([*path.glob("*/run.json"), *path.glob("*/summary.json"), *path.glob("runs.jsonl")]):
         raise argparse.ArgumentTypeError(
             f"{text}: no runs lie there; name the folder `runs`, or a set"
         )
@@ -95,12 +95,10 @@ def main_errors() -> Iterator[None]:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
-    except UserError as error:
-        sys.exit(f"error: {error}")
     except KeyboardInterrupt as error:
         log_line("interrupted; run the same command again")
         sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))
-    except OSError as error:
+    except (UserError, OSError) as error:
         sys.exit(f"error: {error}")
 
 

@@ -21,7 +21,7 @@ with main_errors():  # Ctrl-C while modules load
     from hydra.types import RunMode
     from omegaconf import DictConfig
 
-    from crope.errors import StorageError, UserError, log_line
+    from crope.errors import ConfigError, StorageError, UserError, log_line
     from crope.plan.compose import (
         CONF_DIR,
         CONFIG_ERRORS,
@@ -44,8 +44,12 @@ def train(cfg: DictConfig) -> None:
     from crope.runs.run import execute  # torch: a misspelt key must not wait for it
 
     register()
+    choices = HydraConfig.get().runtime.choices
+    if (study := choices["study"]) and HydraConfig.get().mode != RunMode.MULTIRUN:
+        # It would train the defaults once.
+        raise ConfigError(f"conf/study/{study}.yaml: write `mode: MULTIRUN` below `hydra:`")
     try:
-        run = build_run(cfg, HydraConfig.get().runtime.choices)
+        run = build_run(cfg, choices)
         say_unknown_commit()
         outcome = execute(run)
         ENDED.append(run.path)

@@ -38,8 +38,8 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
     frame = complete_runs(folders)
     settings = {word.partition("=")[0] for run in frame["settings"] for word in run}
     base, *others = [select(frame, word) for word in words]
-    text: list[str] = []
-    curves: dict[str, pd.DataFrame] = {}
+    text = []
+    curves = {}
     for word, runs in zip(words[1:], others, strict=True):
         name, same = f"{word} {MINUS} {words[0]}", [*EQUAL_IN_PAIR]
         for key in sorted({"model", *settings}):
@@ -49,8 +49,9 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
                 text.append(f"{key}: {old[0]}, then {new[0]}")
             else:
                 same.append(key)
-        sides = (runs.reset_index(), base.reset_index())
-        pairs = sides[0].merge(sides[1], on=["seed", *same], suffixes=("", "_base"))
+        pairs = runs.reset_index().merge(
+            base.reset_index(), on=["seed", *same], suffixes=("", "_base")
+        )
         pairs = pairs[pairs["run_id"] != pairs["run_id_base"]]
         if pairs.empty:
             raise UserError(f"{name}: no two runs are equal in seed, data and other settings")
@@ -86,7 +87,7 @@ def select(runs: pd.DataFrame, text: str) -> pd.DataFrame:
     values: `crope`, `s0-3f0c`, `model=crope,train.lr=0.002`. Raises UserError if there is none.
     """
     for word in text.split(","):
-        word = word if "=" in word else Path(word).name  # of a folder
+        word = word if "=" in word else Path(word).absolute().name  # of a folder, also `.`
         key, _, value = word.partition("=")
         column = runs.get(key)
         if value and column is not None:
@@ -150,10 +151,9 @@ def study_curves(joined: pd.DataFrame, study: str) -> dict[str, pd.DataFrame]:
         for where, of_place in term_runs(runs, first).groupby(WHERE, sort=False):
             if where in base.groups:
                 label = f"{term_label(*first)} {MINUS} {term_label(*second)}"
-                labels = [label, place(of_place.iloc[0].to_dict())]
                 curve = difference_curves(of_place, base.get_group(where))
                 if len(curve):  # runs have a step in common
-                    curves["; ".join(filter(None, labels))] = curve
+                    curves[f"{label}; {place(of_place.iloc[0].to_dict())}"] = curve
     return curves
 
 

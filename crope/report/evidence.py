@@ -12,26 +12,14 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtr, stdtrit
 
+from crope.errors import ConfigError
 from crope.plan.study import TABLES, load_study
 from crope.report.contrasts import QUANTITIES, Contrast, Term, load_contrasts, term_label
 from crope.report.frame import model_label
 
 LEVEL = 0.95
-LINE = [
-    "name",
-    "dataset",
-    "row",
-    "setting",
-    "planned",
-    "there",
-    "complete",
-    "n",
-    "mean",
-    "std",
-    "low",
-    "high",
-    "by_seed",
-]
+ESTIMATED = ["planned", "there", "complete", "n", "mean", "std", "low", "high", "by_seed"]
+LINE = ["name", "dataset", "row", "setting", *ESTIMATED]
 PAIR_KEYS = ["study", "dataset", "row", "setting", "seed"]  # equal on both sides of a difference
 
 
@@ -49,11 +37,14 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
         others = of_term(runs, contrast, term)
         losses = dict(zip(_places(others), others[column], strict=True))
         found[second] = [losses.get(place, np.nan) for place in _places(first)]
-    found = found.dropna().reset_index(drop=True)
+    found = found.dropna(ignore_index=True)
     nats = found[label] - found[labels].mean(axis=1) if labels else found[label]
     found["nats"] = nats.fillna(np.inf)  # where both sides diverged
     if contrast.minus is not None:
         less = differences(runs, contrast.minus).set_index(["dataset", "seed"])["nats"]
+        if less.index.has_duplicates:
+            several = f"{contrast.minus.name} has several rows or settings, of which it says none"
+            raise ConfigError(f"conf/contrasts.yaml: {contrast.name}: minus: {several}")
         found["nats"] -= less.reindex(pd.MultiIndex.from_frame(found[["dataset", "seed"]])).array
         found = found.dropna(ignore_index=True)
     return found
@@ -108,10 +99,9 @@ def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
         inner.update(load_study(study).axes[contrast.best][1:-1])
     words = []
     for model in models:
-        settings = [setting for name, _, setting in chosen if name == model]
-        best = [setting.partition("=")[2] for setting in dict.fromkeys(settings)]
+        best = [setting.partition("=")[2] for name, _, setting in chosen if name == model]
         end = "" if set(best) <= inner else " (an end of the grid)"
-        words.append(f"{model_label(model)} {', '.join(best)}{end}")
+        words.append(f"{model_label(model)} {', '.join(dict.fromkeys(best))}{end}")
     places = pd.MultiIndex.from_frame(runs[["model", "dataset", "setting"]])
     return runs[places.isin(chosen)].assign(setting=f"best {contrast.best}: {'; '.join(words)}")
 

@@ -84,7 +84,7 @@ def _contrast_of(name: str) -> Contrast | None:
     ask.
     """
     study, _, difference = name.partition("/")
-    difference = re.sub(r"\s*-\s*", " - ", difference)
+    difference = re.sub(r"\s*(?<!\de)-\s*", " - ", difference)  # not in a rate: 3e-05
     if asked := load_contrasts().get(f"{study}/{difference}"):
         return asked
     try:

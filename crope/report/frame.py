@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from crope import paper
-from crope.errors import InvalidRecord, UserError
+from crope.errors import ConfigError, InvalidRecord, UserError
 from crope.plan.compose import group_files, group_values
 from crope.plan.identity import completed
 from crope.plan.study import SCALES, TABLES, Cell
@@ -83,11 +83,22 @@ COMPARED = {
 
 
 @cache
+def model_labels() -> dict[str, str]:
+    """Reads the labels in conf/model/<model>.yaml, by model; the name if there is none. Raises
+    ConfigError for one that two models have: they could not be told apart.
+    """
+    models: dict[str, str] = {}
+    for model in group_files("model"):
+        label = group_values("model", model).get("label", model)
+        if label in models:
+            file = f"conf/model/{model}.yaml"
+            raise ConfigError(f"{file}: label: {label} is that of {models[label]}; write another")
+        models[label] = model
+    return {model: label for label, model in models.items()}
+
+
 def model_label(model: str) -> str:
-    """Returns the label in conf/model/<model>.yaml; the name if there is none."""
-    if model not in group_files("model"):
-        return model
-    return group_values("model", model).get("label", model)
+    return model_labels().get(model, model)
 
 
 def dataset_label(dataset: str) -> str:

@@ -23,7 +23,7 @@ from crope.report import agreement, tables
 from crope.report.content import Report, collect
 from crope.report.contrasts import load_contrasts
 from crope.report.findings import Findings, findings
-from crope.report.frame import load_runs
+from crope.report.frame import OWN_SET, load_runs
 from crope.report.pictures import draw
 from crope.report.tables import to_csv
 from crope.style import render
@@ -92,7 +92,8 @@ def render_page(
         images[name] = f"data:image/svg+xml;base64,{data}"
     links = {}
     for run in report.runs.of_scale.to_dict("records"):
-        links[run["run_id"]] = os.path.relpath(Path(run["folder"]) / run["run_id"], out_dir)
+        if run["record_set"] == OWN_SET:  # a published set has no folders
+            links[run["run_id"]] = os.path.relpath(Path(run["folder"]) / run["run_id"], out_dir)
     caption = "Differences of your runs after the last step"
     public = tables.planned_lines(report.published.lines)
     context = {

@@ -6,8 +6,18 @@ from scipy import stats
 
 from crope.config import PUBLISHED
 from crope.errors import UserError
+from crope.plan.study import load_study
+from crope.report import compare as module
 from crope.report import frame
-from crope.report.compare import compare, complete_runs, difference_curves, select
+from crope.report.compare import (
+    compare,
+    complete_runs,
+    difference_curves,
+    rate_curves,
+    select,
+    study_curves,
+)
+from crope.report.frame import by_study, load_frame
 from tests.toy_runs import toy_corpus, train_toy
 
 WIDE = PUBLISHED / "rates-wide-bf16"
@@ -72,6 +82,46 @@ def test_runs_are_paired_at_equal_seed_and_settings_and_one_seed_has_no_interval
 def test_a_word_without_runs_or_partners_is_refused(words, reason, folder, tmp_path):
     with pytest.raises(UserError, match=reason):
         compare(words, [folder], tmp_path / "a.png")
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        "precision",
+        "device_kind",
+        "scale",
+        "ablation",
+        "data",
+        "provenance.data.splits.train.sha256",
+        "provenance.data.splits.validation.sha256",
+    ],
+)
+def test_runs_that_differ_in_what_cannot_be_compared_are_no_pair(
+    fact, folder, tmp_path, monkeypatch
+):
+    runs = complete_runs([folder])
+    runs.loc[runs["model"] == "crope", fact] = "another"
+    monkeypatch.setattr(module, "complete_runs", lambda _: runs)
+    with pytest.raises(UserError, match="no two runs are equal"):
+        compare(["rope", "crope"], [folder], tmp_path / "a.png")
+
+
+def test_a_dot_is_the_folder_of_a_run(trained, monkeypatch):
+    monkeypatch.chdir(trained[1].path)
+    assert select(complete_runs([trained[0].folder]), ".")["seed"].tolist() == [1]
+
+
+def test_pictures_subtract_rope(published, monkeypatch):
+    """The published one and that of a user's study."""
+    at = "data=ptb,train.lr=0.008"
+    sides = [select(published, f"model={model},{at}") for model in ("crope", "rope")]
+    mean = difference_curves(*sides)["mean"].tolist()
+    joined = by_study(load_frame([WIDE])[0], load_study("rates").cells("quick"))
+    monkeypatch.setattr(module, "RATES", (0.008,))
+    (line,) = rate_curves(joined).axes[0].lines[1:]
+    assert line.get_ydata().tolist() == mean
+    curve = study_curves(joined, "rates")["CRoPE − RoPE; Penn Treebank; train.lr=0.008"]
+    assert curve["mean"].tolist() == mean
 
 
 def test_the_mean_of_several_seeds_has_an_interval(published, tmp_path):

@@ -161,6 +161,13 @@ def test_a_contrast_is_subtracted_at_equal_corpus_and_seed():
     assert (trend.needed, trend.label) == (("wide", "mine"), "CRoPE − RoPE, less cost")
 
 
+def test_what_is_subtracted_is_one_difference_for_a_corpus_and_seed():
+    both = together(losses(rope=[5.0], crope=[5.5]), losses(rope=[5.0], crope=[5.5], row="b2"))
+    trend = replace(COST, minus=COST)
+    with pytest.raises(ConfigError, match="minus: cost has several rows"):
+        answered(both, trend)
+
+
 def test_a_plan_that_subtracts_best_rates_waits_for_both(plans, three_rates):
     """The study `wide` has both seeds, the other one of two."""
     plans["wide"] = replace(plans["mine"], name="wide")

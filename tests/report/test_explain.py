@@ -88,6 +88,13 @@ def test_a_difference_is_that_of_the_file_however_its_minus_is_written(monkeypat
     assert module._contrast_of("rates/crope-rope") is asked
 
 
+def test_the_minus_of_an_exponent_is_no_difference(monkeypatch):
+    """Of a rate as small as 3e-05."""
+    monkeypatch.setattr(module, "make_contrast", lambda _, difference, name: difference)
+    asked = module._contrast_of("mine/crope at train.lr=3e-05-rope at train.lr=1e-05")
+    assert asked == "crope at train.lr=3e-05 - rope at train.lr=1e-05"
+
+
 def test_what_has_no_run_names_the_command(told):
     assert told("Q1") == ["Q1: no run yet; `make reproduce STUDY=qkv_rate`"]
     assert "STUDY=table1" in told("table1/pg19/rope")[0]

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from crope.config import PUBLISHED
-from crope.errors import UserError
+from crope.errors import ConfigError, UserError
 from crope.records.store import add_runs
 from crope.report import frame
 from crope.report.frame import (
@@ -15,6 +15,7 @@ from crope.report.frame import (
     load_frame,
     load_runs,
     model_label,
+    model_labels,
 )
 from tests.report.frames import cells, runs, together
 from tests.report.records import failed, record
@@ -189,3 +190,11 @@ def test_the_scale_of_most_runs_is_reported(scales, reported, monkeypatch, tmp_p
 def test_a_model_is_called_by_the_label_of_its_file(model, label):
     """By its name where the file has no label, or where there is no file."""
     assert model_label(model) == label
+
+
+def test_a_label_that_two_models_have_is_refused(own_conf):
+    """A difference of the two would be 0: it has a column for each label."""
+    (own_conf / "model" / "twin.yaml").write_text("label: CRoPE\n")
+    model_labels.cache_clear()
+    with pytest.raises(ConfigError, match=r"twin.yaml: label: CRoPE is that of crope"):
+        model_label("rope")

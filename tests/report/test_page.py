@@ -88,6 +88,11 @@ def test_the_users_runs_are_in_the_tables_and_every_file(built, monkeypatch, cap
     assert f"open {folder}/index.html" in printed
 
 
+def test_runs_of_a_published_set_have_no_folder_to_link_to(built):
+    text = page_text(built(own(rope=[5.0]).assign(record_set="a-set")))
+    assert "<td>rope-ptb-base-s0</td>" in text
+
+
 def test_what_counts_for_nothing_is_listed_and_escaped(built, capsys):
     error = {"error.type": "ValueError", "error.message": "<b>\nvalue", "error.step": 20}
     failed = own(rope=[5.0]).assign(status="failed", loss=np.nan, **error)
