@@ -35,16 +35,11 @@ class InvalidRecord(DataError):
         if "results/published" in path.absolute().as_posix():  # committed: git has the right bytes
             remedy = "restore it with git"
         super().__init__(f"{path}: {reason}; {remedy}")
-        self.path, self.reason = path, reason
+        self.reason = reason
 
 
 class StorageError(UserError):
     """A full, read-only or failing disk, or missing permission: later writes would fail too."""
-
-
-def storage_error(error: OSError) -> StorageError:
-    """Makes the error for a results file that cannot be read or written."""
-    return StorageError(f"{error}; free space, fix permissions or set another results_dir")
 
 
 def one_line(text: object) -> str:

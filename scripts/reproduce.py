@@ -71,11 +71,12 @@ def length_generalisation_studies() -> set[str]:
     """Returns the studies of which a contrast asks for losses on longer sequences than in training."""
     from crope.report.contrasts import load_contrasts
 
-    studies: set[str] = set()
-    for contrast in load_contrasts().values():
-        if contrast.of in ("beyond", "longer"):
-            studies |= set(contrast.studies)
-    return studies
+    return {
+        study
+        for contrast in load_contrasts().values()
+        if contrast.of in ("beyond", "longer")
+        for study in contrast.studies
+    }
 
 
 if __name__ == "__main__":

@@ -102,6 +102,11 @@ def toy_tokens(tmp_path):
     return make_toy_tokens(tmp_path)
 
 
+@pytest.fixture(params=["train", "validation"])
+def split(request):
+    return request.param
+
+
 @pytest.fixture
 def toy_data(toy_tokens, monkeypatch):
     """Every run trains on the toy corpus."""
@@ -126,6 +131,14 @@ def toy_run(results, *more):
         values[key] = value
     (run,) = compose_runs([values], [])
     return run
+
+
+def begin(run, metrics=""):
+    """The folder of a run that has begun and logged these lines."""
+    run.path.mkdir(parents=True)
+    (run.path / "run.json").touch()
+    (run.path / "metrics.jsonl").write_text(metrics)
+    return run.path
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def test_every_model_is_compared_with_its_like(monkeypatch):
     assert ratios["this project, crope"] == "1.1"
 
 
-def test_the_models_of_transformers_have_as_many_weights_as_ours():
+def test_the_models_of_transformers_have_as_many_weights_as_ours(monkeypatch):
     """GPT-2 has biases in Q, K and V, 48 more than `learned`; GPT-NeoX as `rope`. Theirs have no
     padding of the vocabulary.
     """
@@ -66,9 +66,8 @@ def test_the_models_of_transformers_have_as_many_weights_as_ours():
     def count(model, *_):
         sizes[type(model).__name__] = sum(weights.numel() for weights in model.parameters())
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "baseline_step", count)
-        bench.baselines(CONFIG, CPU)
+    monkeypatch.setattr(bench, "baseline_step", count)
+    bench.baselines(CONFIG, CPU)
     ours = {name: load_run([*WORDS, f"model={name}"]).config for name in ("learned", "rope")}
     totals = {name: count_parameters(build_model(config))["total"] for name, config in ours.items()}
     assert sizes["GPT2LMHeadModel"] == sizes["PlainGPT"] == totals["learned"] + 48

@@ -101,10 +101,7 @@ def compose_config(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]
     return cfg, choices
 
 
-@cache
-def composed(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
-    """Caches `compose_config`; a caller changes only a copy."""
-    return compose_config(overrides)
+composed = cache(compose_config)  # of a tuple of overrides; a caller changes only a copy
 
 
 def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:

@@ -15,7 +15,6 @@ Readers take run.json as it is, because conf/ may have changed since.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -134,7 +133,7 @@ def describe(run: Run, device_kind: str) -> dict[str, Any]:
         "device_kind": device_kind,
         "settings": non_default_settings(run),
         "cell_key": cell_key(run.container),
-        "numerics_version": numerics_version(asdict(run.config.model)),
+        "numerics_version": numerics_version(run.container["model"]),
         "code": code_digests(),
         "validation_share": run.config.data.validation_share,
     }

@@ -28,12 +28,11 @@ DOCSTRING = re.compile(r'\s*""".*?"""', re.DOTALL)  # so `ast.unparse` writes th
 @cache
 def code_digests() -> dict[str, str]:
     """Computes the digests of each file of SOURCES, with spaces between them, by its path."""
-    digests = {}
-    for pattern in SOURCES:
-        for path in sorted(ROOT.glob(pattern)):
-            text = path.read_text(encoding="utf-8")
-            digests[path.relative_to(ROOT).as_posix()] = digest_file(text)
-    return digests
+    return {
+        path.relative_to(ROOT).as_posix(): digest_file(path.read_text(encoding="utf-8"))
+        for pattern in SOURCES
+        for path in sorted(ROOT.glob(pattern))
+    }
 
 
 def code_note(run: Mapping[str, Any]) -> str:
@@ -41,13 +40,13 @@ def code_note(run: Mapping[str, Any]) -> str:
     runs older than `code`.
     """
     now = code_digests()
-    changed = []
-    for file, digests in run.get("code", {}).items():
-        if not set(digests.split()) <= set(now.get(file, "").split()):
-            changed.append(file)
-    if not changed:
+    files = ", ".join(
+        file
+        for file, digests in run.get("code", {}).items()
+        if not set(digests.split()) <= set(now.get(file, "").split())
+    )
+    if not files:
         return ""
-    files = ", ".join(changed)
     return f"trained by other code ({files} changed since); `runtime.again=true` trains it anew"
 
 

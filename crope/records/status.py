@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -141,28 +142,22 @@ def render_status(
     at = next((name for name in SCALES if name in {run["scale"] for run in present}), "quick")
     lines: list[str] = []
     planned: dict[str, Run] = {}
-    states: dict[str, RunState] = {}  # of a run that two studies share once
+    state_once = cache(lambda run_id: state_of(results_dir / "runs" / run_id))  # studies share runs
     for study in studies:
         study_scale = scale or load_study(study).scale or at
-        every = study_runs([study], scale=study_scale, seeds=seeds)
-        runs = {run.run_id: run for run in every}
-        for run_id in runs.keys() - states.keys():
-            states[run_id] = state_of(results_dir / "runs" / run_id)
-        begun = {run.config.seed for key, run in runs.items() if states[key].status != MISSING}
-        shown = {
-            run_id: run
-            for run_id, run in runs.items()
-            if seeds or not begun or run.config.seed in begun
-        }
-        counts = Counter(states[run_id].status for run_id in shown)
+        runs = {run.run_id: run for run in study_runs([study], scale=study_scale, seeds=seeds)}
+        all_seeds = {run.config.seed for run in runs.values()}
+        begun = {run.config.seed for key, run in runs.items() if state_once(key).status != MISSING}
+        seeds_shown = all_seeds if seeds or not begun else begun
+        shown = {run_id: run for run_id, run in runs.items() if run.config.seed in seeds_shown}
+        counts = Counter(state_once(run_id).status for run_id in shown)
         parts = [f"{counts[status]} {status}" for status in STATUSES if counts[status]]
-        seeds_shown = {run.config.seed for run in shown.values()}
-        later = len({run.config.seed for run in runs.values()} - seeds_shown)
+        later = len(all_seeds - seeds_shown)
         rest = f"; {later} of the planned seeds not begun" if later else ""
         lines.append(f"{study}, {study_scale}: {len(shown)} runs: {', '.join(parts)}{rest}")
         planned |= shown
     for run_id, run in planned.items():
-        state = states[run_id]
+        state = state_once(run_id)
         if state.status in (RUNNING, STOPPED):
             steps = f"step {state.step:,} of {run.config.train.max_steps:,}"
             lines.append(f"  {state.status:<8}{run_id}  {steps}")

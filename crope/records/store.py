@@ -155,11 +155,11 @@ def read_curves(folder: Path, run_ids: Sequence[str]) -> "pd.DataFrame":
 
 def curve_rows(curve: "pd.DataFrame") -> list[dict[str, Any]]:
     """Returns one run's lines of metrics.jsonl from its rows of the curves."""
-    rows = []
-    for row in curve.drop(columns="run_id").to_dict("records"):
-        # NaN, which alone differs from itself, stands for a value that was not logged.
-        rows.append({str(key): value for key, value in row.items() if value == value})
-    return rows
+    # NaN, which alone differs from itself, stands for a value that was not logged.
+    return [
+        {str(key): value for key, value in row.items() if value == value}
+        for row in curve.drop(columns="run_id").to_dict("records")
+    ]
 
 
 def is_set(folder: Path) -> bool:
@@ -167,8 +167,8 @@ def is_set(folder: Path) -> bool:
     return (folder / RUNS_FILE).is_file()
 
 
-def set_folders(published: Path = PUBLISHED) -> list[Path]:
-    return [path for path in sorted(published.glob("*/")) if is_set(path)]
+def set_folders() -> list[Path]:
+    return [path for path in sorted(PUBLISHED.glob("*/")) if is_set(path)]
 
 
 def read_set(folder: Path) -> list[Record]:

@@ -92,7 +92,7 @@ def agreement(pairs: pd.DataFrame) -> str:
 
 def other_code(runs: Runs) -> list[str]:
     """Says how many of the user's runs were trained by code that has changed since."""
-    count = (runs.of_scale["code"].fillna("") != "").sum()
+    count = (runs.of_scale["code"] != "").sum()
     text = (
         f"{count} of {len(runs.of_scale)} runs were trained by other code (tools.py list names it)"
     )

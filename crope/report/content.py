@@ -7,7 +7,7 @@ from functools import cached_property
 
 import pandas as pd
 
-from crope.plan.study import TABLES, Cell, expected_cells, table_cells
+from crope.plan.study import TABLES, expected_cells, table_cells
 from crope.report import agreement, losses
 from crope.report.contrasts import load_contrasts
 from crope.report.evidence import answers
@@ -46,25 +46,20 @@ class Results:
         """
         contrasts = load_contrasts()
         names = [name for name in contrasts if not set(studies).isdisjoint(contrasts[name].studies)]
-        names.sort(key=lambda name: contrasts[name].studies[0] in TABLES)
         found = self.answered[self.answered["name"].isin(names)]
-        order = found["name"].map(names.index)
-        return found.loc[order.sort_values(kind="stable").index]
-
-    def whole_seeds(self) -> pd.Series:
-        """Counts by study the seeds that have all of its runs."""
-        sizes = self.joined.groupby(["study", "seed"], as_index=False).size()
-        whole = sizes["size"] == sizes["study"].map(Counter(self.cells["study"]))
-        return sizes[whole].groupby("study").size()
+        of_table = found["name"].map(lambda name: contrasts[name].studies[0] in TABLES)
+        return found.loc[of_table.sort_values(kind="stable").index]
 
     def studies_with_a_complete_seed(self) -> set[str]:
         """Returns Tables 1 and 2 and the studies that have a whole seed, unless all their runs are
         in the tables: others share single runs with these.
         """
+        sizes = self.joined.groupby(["study", "seed"], as_index=False).size()
+        whole = sizes[sizes["size"] == sizes["study"].map(Counter(self.cells["study"]))]
         runs = self.joined.groupby("study")["run_id"].agg(set)
         table_runs = set().union(*(runs.get(name, set()) for name in TABLES))
-        whole = [name for name in self.whole_seeds().index if not runs[name] <= table_runs]
-        return {*TABLES, *whole}
+        names = [name for name in whole["study"] if not runs[name] <= table_runs]
+        return {*TABLES, *names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +86,11 @@ class Report:
     card: str
 
 
-def results(runs: pd.DataFrame, cells: Sequence[Cell]) -> Results:
-    """Joins the runs with the cells. Raises UserError if runs of one row are not comparable."""
+def results(runs: pd.DataFrame, scale: str) -> Results:
+    """Joins the runs with the cells of all studies. Raises UserError if runs of one row are not
+    comparable.
+    """
+    cells = [*table_cells(scale), *expected_cells(scale)]
     joined = by_study(runs, cells)
     return Results(cell_frame(cells), joined, answers(joined))
 
@@ -101,9 +99,8 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     """Makes everything of the report but its pictures; `studies` as in `build_report`. Raises
     UserError if runs of one row are not comparable.
     """
-    every = [*table_cells(PUBLISHED_SCALE), *expected_cells(PUBLISHED_SCALE)]
     cells = table_cells(runs.scale)
-    own = results(runs.own, [*cells, *expected_cells(runs.scale)])
+    own = results(runs.own, runs.scale)
     planned = cell_frame(cells)
     source, whose = runs.published, "published runs"
     if runs.own["cell_key"].isin(planned["cell_key"]).any():
@@ -118,7 +115,7 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     return Report(
         runs=runs,
         own=own,
-        published=results(runs.published, every),
+        published=results(runs.published, PUBLISHED_SCALE),
         shown=shown,
         whose=whose,
         losses=[losses.loss_table(name, planned, shown, large, missing) for name in TABLES],

@@ -109,8 +109,7 @@ def load_contrasts(file: Path = CONTRASTS_FILE) -> dict[str, Contrast]:
 
 def subjects() -> dict[str, Any]:
     """Reads what the README, docs/results.md and the page show: `shown` of the file."""
-    shown: dict[str, Any] = read_yaml(CONTRASTS_FILE)["shown"]
-    return shown
+    return read_yaml(CONTRASTS_FILE)["shown"]
 
 
 def make_contrast(studies: str, entry: Any, name: str = "") -> Contrast:
@@ -141,21 +140,21 @@ def check_names(contrast: Contrast) -> None:
     named = [f"model={model.partition('+')[0]}" for model, _ in contrast.terms]
     settings = [*contrast.at, *(setting for _, setting in contrast.terms if setting)]
     choices = [setting.split(", ") for setting in settings]
-    for study in contrast.studies:
-        axes, setting_axes = load_study(study).axes, load_study(study).setting_axes
+    for study in map(load_study, contrast.studies):
+        axes = study.axes
         varied = {axis for axis, values in axes.items() if len(values) > 1}
         if contrast.best and varied - {"data", "model"} != {contrast.best}:
-            raise ValueError(f"best: conf/study/{study}.yaml must vary {contrast.best} alone")
+            raise ValueError(f"best: conf/study/{study.name}.yaml must vary {contrast.best} alone")
         for choice in itertools.chain(named, *choices):
             axis, _, value = choice.partition("=")
             if value not in axes.get(axis, ()):
                 there = ", ".join(axes.get(axis, axes))
-                raise ValueError(f"conf/study/{study}.yaml has no {choice}, only {there}")
+                raise ValueError(f"conf/study/{study.name}.yaml has no {choice}, only {there}")
         for words in choices:
-            if [word.partition("=")[0] for word in words] != setting_axes:
-                such = ", ".join(f"{axis}={axes[axis][0]}" for axis in setting_axes)
+            if [word.partition("=")[0] for word in words] != study.setting_axes:
+                such = ", ".join(f"{axis}={axes[axis][0]}" for axis in study.setting_axes)
                 there = f"settings such as '{such}'" if such else "no settings"
-                raise ValueError(f"{', '.join(words)}: conf/study/{study}.yaml has {there}")
+                raise ValueError(f"{', '.join(words)}: conf/study/{study.name}.yaml has {there}")
 
 
 def parse_difference(text: str) -> list[Term]:

@@ -55,7 +55,7 @@ def render_docs(report: content.Report) -> dict[Path, str]:
 
     Raises UserError for a sentence of docs/findings.yaml whose answer has changed.
     """
-    published, ngrams = report.runs.published, read_ngrams()
+    published = report.runs.published
     found = findings(report.published.stated)
     long = long_table1(report.published)
     quick = report.losses[0].numbers.query("dataset == 'ptb' and protocol == 'full'")
@@ -71,7 +71,7 @@ def render_docs(report: content.Report) -> dict[Path, str]:
         "llama": f"{saved_share(*ARCHITECTURES['Llama-3-8B']):.1f} %",
         "sample": sample_output(report.shown, report.losses[0]),
         "table1": readme_table1(long),
-        "losses": [replace(long.select("full"), parameters={}), *map(shorter, report.losses)],
+        "losses": [long.select("full"), *map(shorter, report.losses)],
         "notes": page.PROTOCOL_NOTES,
         "planned": planned_table(whole),
         "excluding": sum(reading(line) != "open" for line in whole.to_dict("records")),
@@ -82,8 +82,8 @@ def render_docs(report: content.Report) -> dict[Path, str]:
         "pooled": pooled_table(report.published.stated),
         "costs": costs_table(published),
         "models": models.models_table(published, report.published.joined),
-        "passes": passes(report.runs.published),
-        "ngrams": ngram_table(ngrams),
+        "passes": passes(published),
+        "ngrams": ngram_table(read_ngrams()),
         "repeats": quick_repeats(published),
     }
     texts = {}
@@ -106,12 +106,12 @@ def long_table1(published: content.Results) -> LossTable:
     runs = as_table1(published.joined)
     table = losses.loss_table("table1", as_table1(cells), runs, runs[:0], {})
     caption = "Table 1, small models after 10,000 steps (B 2, L 512, γ 0.9), nats per token"
-    return replace(table, caption=caption)
+    return replace(table, caption=caption, parameters={})  # docs/models.md has them
 
 
 def readme_table1(table: LossTable) -> Table:
     """Leaves the full losses of RoPE and CRoPE beside the paper's."""
-    frame = replace(table, parameters={}).select("paper", "full", models=["rope", "crope"]).frame
+    frame = table.select("paper", "full", models=["rope", "crope"]).frame
     label, kind, *_ = frame.columns
     frame[label] = frame[label].where(frame[kind] == "paper", "")
     return Table("table1", "", frame.replace({kind: {"full": "here"}}))
@@ -119,7 +119,7 @@ def readme_table1(table: LossTable) -> Table:
 
 def sample_output(runs: pd.DataFrame, table: LossTable) -> str:
     """Prints what a reproduction with one seed ends with, from a published run of each model."""
-    first = runs[(runs["dataset"] == "ptb") & (runs["seed"] == 0) & (runs["study"] == "table1")]
+    first = runs.query("dataset == 'ptb' and seed == 0 and study == 'table1'")
     lines = losses.paper_lines("table1", "ptb", "base", table.models)
     lines += losses.measured_lines("table1", ("ptb", "base"), table.models, first, [""] * 3)
     return indent(replace(table, lines=lines, parameters={}).text(), 4 * " ")
@@ -181,10 +181,15 @@ def pooled_table(stated: pd.DataFrame) -> Table:
     """Prints the pooled estimates with their heterogeneity."""
     printed = []
     for line in stated[stated["name"].str.startswith("pooled")].to_dict("records"):
-        counts = [f"{line['units']:.0f}", line["n"]]
-        spread = [f"{line['tau']:.3f}", f"{100 * line['i2']:.0f} %"]
         printed.append(
-            [f"{line['says']}: `{line['name']}`", tables.interval_text(line), *counts, *spread]
+            [
+                f"{line['says']}: `{line['name']}`",
+                tables.interval_text(line),
+                f"{line['units']:.0f}",
+                line["n"],
+                f"{line['tau']:.3f}",
+                f"{100 * line['i2']:.0f} %",
+            ]
         )
     columns = ["", "Nats per token (95 %)", "Settings", "Pairs", "τ", "I²"]
     return Table("pooled", "Pooled estimates", pd.DataFrame(printed, columns=columns))
@@ -192,11 +197,10 @@ def pooled_table(stated: pd.DataFrame) -> Table:
 
 def costs_table(published: pd.DataFrame) -> Table:
     """Tabulates what CRoPE saves and costs beside RoPE: weights, memory and time."""
-    of_pair = published[published["model"].isin(["rope", "crope"])]
-    sizes = of_pair[of_pair["scale"] == "paper"].groupby("model")["parameters.total"].max()
+    sizes = published[published["scale"] == "paper"].groupby("model")["parameters.total"].max()
     saved = f"−{100 * (1 - sizes['crope'] / sizes['rope']):.1f} %"
     blocks = [f"{name} −{saved_share(*sizes):.1f} %" for name, sizes in ARCHITECTURES.items()]
-    low, high = step_ratios(of_pair[of_pair["device_kind"] == "cuda"])
+    low, high = step_ratios(published[published["device_kind"] == "cuda"])
     printed = [
         ["weights of a block", ", ".join(blocks)],
         ["weights, gradients and AdamW's moments of the paper's model", saved],
@@ -222,7 +226,7 @@ def step_ratios(runs: pd.DataFrame) -> tuple[float, float]:
 
 def passes(published: pd.DataFrame) -> str:
     """Says how often a run of Table 1 at the paper's size reads each corpus."""
-    runs = published[(published["scale"] == "paper") & (published["row"] == "base")]
+    runs = published.query("scale == 'paper' and row == 'base'")
     counts = runs.groupby("dataset")["train_passes"].max()
     return ", ".join(f"{dataset_label(str(name))} {count:.0f}" for name, count in counts.items())
 

@@ -79,8 +79,8 @@ def _draw_losses(axis: Axes, curves: pd.DataFrame, panel: str) -> None:
             axis.plot(full.index, full, **_marked(model) | {"linestyle": "none"}, gid="full")
     if not late:
         return
-    lowest = min(losses["min"].min() for losses in late)
-    _frame(axis, lowest, max(losses["mean"].max() for losses in late))
+    shown = pd.concat(late)
+    _frame(axis, shown["min"].min(), shown["mean"].max())
 
 
 def _frame(axis: Axes, lowest: float, highest: float) -> None:
@@ -105,9 +105,8 @@ def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     datasets = sorted(runs["dataset"].unique())
     figure = new_figure(1.5 + 4 * len(datasets), 4.5)
     axes = dict(zip(datasets, figure.subplots(1, len(datasets), squeeze=False)[0], strict=True))
-    others = [model for model in sorted(runs["model"].unique()) if model not in COLOURS]
-    colours: dict[str, Any] = dict(COLOURS)
-    colours |= {model: colormaps["Dark2"](place) for place, model in enumerate(others)}
+    others = sorted(set(runs["model"]) - COLOURS.keys())
+    colours = COLOURS | {model: colormaps["Dark2"](at) for at, model in enumerate(others)}
     labels: dict[str, dict[str, int]] = {}  # by model: label -> its place in STROKES
     handles = []
     keys = curves.columns.intersection(["folder", "run_id"])  # two sets may have one run

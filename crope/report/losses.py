@@ -107,10 +107,10 @@ class LossTable:
             lowest = line.protocol.replace("full", "lowest")
             overfitted = lowest != line.protocol and (*place, lowest) in kinds
             known = line.by_model["mean"].reindex(self.models)
-            words = ["", "", *("best" if loss == known.min() else "" for loss in known), ""]
+            words = ["best" if loss == known.min() else "" for loss in known]
             if overfitted:
-                words = ["", "", *["past"] * len(known), ""]
-            marks.append([f"{first} {word}".strip() for word in words])
+                words = ["past"] * len(known)
+            marks.append([f"{first} {word}".strip() for word in ("", "", *words, "")])
         return marks
 
     def markdown(self) -> str:
@@ -272,7 +272,7 @@ def study_table(study: str, joined: pd.DataFrame) -> Table:
 
 
 def _of_row(runs: pd.DataFrame, dataset: str, row: str) -> pd.DataFrame:
-    return runs[(runs["dataset"] == dataset) & (runs["row"] == row)]
+    return runs.query("dataset == @dataset and row == @row")
 
 
 def _size(runs: pd.DataFrame) -> str:

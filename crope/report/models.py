@@ -50,8 +50,8 @@ def _beside_rope(model: str, joined: pd.DataFrame) -> dict[str, Any]:
 
 def draw_schemes(lines: pd.DataFrame) -> Figure:
     """Draws position schemes beside none, from the lines of `answers`."""
-    of_schemes = lines[lines["name"].str.fullmatch(r"schemes/\w+ - nope")]
-    named = of_schemes.assign(model=of_schemes["name"].str.split(r"\W", regex=True).str[1])
+    models = lines["name"].str.extract(r"^schemes/(\w+) - nope$", expand=False)
+    named = lines.assign(model=models).dropna(subset="model")
     figure = figures.models(named, "Position schemes, 3,200 steps, Penn Treebank, 95 % over seeds")
     figure.axes[0].set_xlabel("model − NoPE (nats per token)")
     return figure

@@ -16,11 +16,11 @@ MOST_CURVES = 20
 def draw(report: Report) -> dict[str, Figure]:
     """Draws the figures, by name; those without runs are left out."""
     drawn = {}
-    own, joined = report.runs.of_scale, report.own.joined
-    complete = own[own["status"] == "complete"]
+    own, joined = report.runs.own, report.own.joined
+    complete = report.runs.of_scale.query("status == 'complete'")
     if report.studies:
         of_studies = joined["study"].isin([table.name for table in report.studies])
-        complete = report.runs.own[report.runs.own["run_id"].isin(joined.loc[of_studies, "run_id"])]
+        complete = own[own["run_id"].isin(joined.loc[of_studies, "run_id"])]
     curves: dict[str, pd.DataFrame] = {}
     for table in report.studies:
         curves |= compare.study_curves(joined, table.name)

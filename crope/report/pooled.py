@@ -20,10 +20,9 @@ from crope import paper
 from crope.files import read_yaml
 from crope.plan.study import load_study
 from crope.report.contrasts import CONTRASTS_FILE, Contrast, make_contrast, subjects
-from crope.report.evidence import LEVEL, crope_minus_rope, differences, estimate
+from crope.report.evidence import ESTIMATED, LEVEL, crope_minus_rope, differences, estimate
 from crope.report.frame import dataset_label
 
-ESTIMATED = ["n", "planned", "there", "complete", "mean", "std", "low", "high", "by_seed"]
 UNIT = ["group", "label", "study", "dataset", "row", "one_variance", "of_paper", *ESTIMATED]
 
 
@@ -104,10 +103,16 @@ def units(runs: pd.DataFrame, pool: Pool) -> pd.DataFrame:
         for place, part in parts:
             dataset, row = map(str, place)
             nats = part.set_index("seed")["nats"]
-            line: dict[str, Any] = {"group": source.group, "study": source.study}
-            line |= {"dataset": dataset, "row": row, "label": unit_label(source, dataset, steps)}
-            line["of_paper"] = paper.crope_minus_rope(row, dataset) if source.paper_size else None
-            line |= {"one_variance": source.one_variance, "by_seed": nats}
+            line = {
+                "group": source.group,
+                "study": source.study,
+                "dataset": dataset,
+                "row": row,
+                "label": unit_label(source, dataset, steps),
+                "of_paper": paper.crope_minus_rope(row, dataset) if source.paper_size else None,
+                "one_variance": source.one_variance,
+                "by_seed": nats,
+            }
             lines.append(line | estimate(nats, load_study(source.study).seeds))
     found = pd.DataFrame(lines, columns=UNIT)
     found["variance"] = variances(found)
@@ -164,12 +169,20 @@ def pooled_lines(runs: pd.DataFrame, pools: Iterable[Pool] = ()) -> pd.DataFrame
         found = units(runs, pool).query("n > 0")
         if len(found) < 2:
             continue
-        where = {"name": pool.name, "dataset": "", "row": "", "setting": ""}
-        counts = {"planned": 0, "complete": True, "n": found["n"].sum(), "units": len(found)}
-        counts["above"] = (found["mean"] > 0).sum()
-        title = found["group"].iloc[0]
-        estimated = random_effects(found["mean"].to_numpy(), found["variance"].to_numpy())
-        lines.append({**where, "title": title, "says": pool.says, **counts, **estimated})
+        line = {
+            "name": pool.name,
+            "dataset": "",
+            "row": "",
+            "setting": "",
+            "title": found["group"].iloc[0],
+            "says": pool.says,
+            "planned": 0,
+            "complete": True,
+            "n": found["n"].sum(),
+            "units": len(found),
+            "above": (found["mean"] > 0).sum(),
+        }
+        lines.append(line | random_effects(found["mean"].to_numpy(), found["variance"].to_numpy()))
     return pd.DataFrame(lines)
 
 
@@ -187,5 +200,5 @@ def rate_lines(runs: pd.DataFrame) -> pd.DataFrame:
     for (dataset, setting), part in by_seed.groupby(["dataset", "setting"]):
         where = {"name": "rates", "dataset": dataset, "row": "", "setting": setting}
         rate = float(str(setting).partition("=")[2])
-        lines.append({**where, "rate": rate, **estimate(part.set_index("seed")["nats"])})
+        lines.append({**where, "rate": rate, **estimate(part["nats"])})
     return pd.DataFrame(lines)

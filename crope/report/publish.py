@@ -18,13 +18,13 @@ from crope.report.tables import Table
 
 NGRAMS_FILE = "ngrams.json"
 FACTS = {  # that tell the runs of a set apart
-    "record_set": "set",
-    "scale": "scale",
-    "precision": "precision",
-    "provenance.device": "device",
-    "provenance.commit": "commit",
-    "provenance.python": "python",
-    "provenance.packages.torch": "torch",
+    "record_set": "Set",
+    "scale": "Scale",
+    "precision": "Precision",
+    "provenance.device": "Device",
+    "provenance.commit": "Commit",
+    "provenance.python": "Python",
+    "provenance.packages.torch": "Torch",
 }
 
 
@@ -102,8 +102,7 @@ def set_page(name: str, frame: pd.DataFrame) -> str:
 def made_by(frame: pd.DataFrame) -> pd.DataFrame:
     """Counts runs, seeds and hours of each combination of FACTS."""
     table = frame.groupby(list(FACTS), dropna=False).agg(
-        runs=("run_id", "size"), seeds=("seed", "nunique"), hours=("time.total_s", "sum")
+        Runs=("run_id", "size"), Seeds=("seed", "nunique"), Hours=("time.total_s", "sum")
     )
-    table = table.reset_index().rename(columns=FACTS)
-    table["hours"] = (table["hours"].astype(float) / 3600).map("{:.1f}".format)
-    return table.rename(columns=str.capitalize)
+    table["Hours"] = (table["Hours"].astype(float) / 3600).map("{:.1f}".format)
+    return table.reset_index().rename(columns=FACTS)

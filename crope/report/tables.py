@@ -30,7 +30,8 @@ class Table:
         header = list(self.frame.columns)
         rows = [header, ["---"] * len(header), *self.frame.to_numpy().tolist()]
         lines = [f"|{'|'.join(map(str, row))}|" for row in rows]
-        return "\n".join([*([f"**{self.caption}**", ""] if self.caption else []), *lines])
+        caption = f"**{self.caption}**\n\n" if self.caption else ""
+        return caption + "\n".join(lines)
 
 
 def to_csv(numbers: pd.DataFrame) -> str:
@@ -99,16 +100,15 @@ def place(line: Mapping[Any, Any]) -> str:
 
 def own_table(runs: Runs) -> Table:
     """Tabulates the user's runs of the scale beside the published runs of the same cell."""
-    public = runs.published[runs.published["status"] == "complete"].groupby("cell_key")["loss"]
-    ranges = public.agg(["min", "max", "size"])
+    public = runs.published.query("status == 'complete'").groupby("cell_key")["loss"]
+    ranges = {}
+    for key, losses in public:
+        ranges[key] = f"{losses.min():.4f} to {losses.max():.4f} ({len(losses)} runs)"
     printed = []
     for run in runs.of_scale.sort_values(["dataset", "run_id"]).to_dict("records"):
         settings = ", ".join(run["settings"])
         loss = f"{run['loss']:.4f}" if run["status"] == "complete" else run["status"]
-        beside = ""
-        if run["cell_key"] in ranges.index:
-            low, high, count = ranges.loc[run["cell_key"]]
-            beside = f"{low:.4f} to {high:.4f} ({count:.0f} runs)"
+        beside = ranges.get(run["cell_key"], "")
         minutes = f"{run['time.total_s'] / 60:.1f}" if pd.notna(run["time.total_s"]) else ""
         printed.append([run["run_id"], settings, loss, minutes, run["code"], beside])
     columns = ["Run", "Differs from the default", "Final loss", "Minutes", "Code", "Published"]

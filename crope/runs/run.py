@@ -13,7 +13,7 @@ from filelock import Timeout
 
 from crope.data.corpora import find_corpus
 from crope.data.tokens import TokenSet, load_tokens
-from crope.errors import UserError, log_line, one_line, storage_error
+from crope.errors import StorageError, UserError, log_line, one_line
 from crope.files import (
     read_metrics,
     remove_temporary_files,
@@ -96,7 +96,9 @@ def execute(run: Run) -> Outcome:
         if isinstance(error, PermissionError) and lock_file(run.path).exists():
             # Begun by another user, which says nothing of other runs.
             raise UserError(f"{error}; ask its owner for permission") from error
-        raise storage_error(error) from error
+        raise StorageError(
+            f"{error}; free space, fix permissions or set another results_dir"
+        ) from error
 
 
 @dataclass
@@ -104,7 +106,6 @@ class Attempt:
     """An attempt at a run: what it says of itself, and what its summary will hold."""
 
     run: Run
-    described: dict[str, Any]  # run.json
     facts: dict[str, Any]  # provenance.json
     tracker: Tracker
     summary: dict[str, Any]
@@ -133,7 +134,7 @@ def attempt(run: Run, tokens: TokenSet) -> Iterator[Attempt]:
     files = [run.path / "run.json", run.path / "provenance.json"]
     before = {file: file.read_bytes() for file in files if file.exists()}
     described, facts = _describe_attempt(run, tokens)
-    record = Attempt(run, described, facts, Tracker(run, described), {"error": None})
+    record = Attempt(run, facts, Tracker(run, described), {"error": None})
     try:
         yield record
     except Stopped as stopped:
@@ -155,10 +156,9 @@ def _describe_attempt(run: Run, tokens: TokenSet) -> tuple[dict[str, Any], dict[
     """Writes run.json, config.yaml and provenance.json; returns the first and the last."""
     device = resolve_device(run.config.runtime.device)
     described = describe(run, device.type)
-    resumed = bool(checkpoints(run.path))
     facts = provenance.collect(run.config.runtime, device, tokens.meta)
     file = run.path / "provenance.json"
-    if resumed:
+    if checkpoints(run.path):
         facts["resumed_from"] = provenance.earlier_attempts(file)
         described["code"] = {  # of all that trained a part of it
             path: " ".join(dict.fromkeys(f"{began} {described['code'].get(path, '')}".split()))

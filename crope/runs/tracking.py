@@ -45,12 +45,11 @@ class Tracker:
         if not self.enabled:
             return
         with self._contained():
-            lines = [line]
-            if self.wandb_run is None:
-                self.wandb_run = self._start()  # with the first line: a refused run leaves none
-                rows = read_metrics(self.run.path / "metrics.jsonl")
-                lines = [row for row in rows if row["step"] <= line["step"]]
-            for row in lines:
+            if self.wandb_run is not None:
+                self._log(line)
+                return
+            self.wandb_run = self._start()  # with the first line: a refused run leaves none
+            for row in read_metrics(self.run.path / "metrics.jsonl"):  # `line` is its last
                 self._log(row)
 
     def finish(self, summary: Mapping[str, Any]) -> None:

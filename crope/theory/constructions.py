@@ -51,15 +51,14 @@ def attend(
 
     `causal=False` attends to tokens ahead, as Sec. 4.3 does.
     """
-    q_BHTK = positions.rotate(attention.heads(attention.q_proj(x_BTD)))
-    k_BHTK = positions.rotate(attention.heads(attention.k_proj(x_BTD)))
-    score_BHMN = q_BHTK @ k_BHTK.mT
+    q_BHTK, k_BHTK, v_BHTK = (attention.heads(layer(x_BTD)) for layer in attention.qkv)
+    score_BHMN = positions.rotate(q_BHTK) @ positions.rotate(k_BHTK).mT
     scaled_BHMN = score_BHMN / math.sqrt(attention.head_width)  # GPT-2's; Eq. 2 has no scale
     if causal:
         ahead = torch.ones_like(scaled_BHMN, dtype=torch.bool).triu(1)
         scaled_BHMN = scaled_BHMN.masked_fill(ahead, -math.inf)
     weight_BHMN = scaled_BHMN.softmax(-1)
-    y_BHTK = weight_BHMN @ attention.heads(attention.v_proj(x_BTD))
+    y_BHTK = weight_BHMN @ v_BHTK
     y_BTD = attention.out_proj(y_BHTK.transpose(1, 2).flatten(-2))
     return Attended(score_BHMN, weight_BHMN, y_BTD)
 

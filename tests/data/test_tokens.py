@@ -87,7 +87,6 @@ def tokenizer_of(tokens):
 
 
 @pytest.mark.parametrize("corpus", ["wikitext2", "pg19"])
-@pytest.mark.parametrize("split", ["train", "validation"])
 def test_token_files_decode_to_the_text_of_their_split(data_dir, corpus, split):
     tokens = load(corpus, data_dir)
     ids = getattr(tokens, split)

@@ -26,6 +26,12 @@ def edit(path, key, value):
     path.write_text(dump(content))
 
 
+def write_rows(path, rows):
+    """Writes a record's metrics.jsonl; returns its SHA-256."""
+    write_text(path / "metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+    return sha256_file(path / "metrics.jsonl")
+
+
 @pytest.fixture
 def folder(tmp_path):
     """The first run of SET as a run directory that may be edited: seed 0, 800 steps."""
@@ -34,8 +40,6 @@ def folder(tmp_path):
     write_json(path / "run.json", run.run)
     write_text(path / "config.yaml", yaml.safe_dump(run.config))
     write_json(path / "provenance.json", run.provenance)
-    rows = curve_rows(read_curves(SET, [run.run_id]))
-    write_text(path / "metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
-    digest = sha256_file(path / "metrics.jsonl")
+    digest = write_rows(path, curve_rows(read_curves(SET, [run.run_id])))
     write_json(path / "summary.json", run.summary | {"metrics_sha256": digest})
     return path

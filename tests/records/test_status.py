@@ -20,7 +20,7 @@ from crope.records.status import (
     state_of,
 )
 from crope.records.store import read_record
-from tests.conftest import toy_run
+from tests.conftest import begin, toy_run
 from tests.toy_runs import toy_corpus, train_toy
 
 
@@ -33,13 +33,6 @@ def trained(tmp_path_factory):
         with pytest.raises(AssertionError):
             train_toy(results, "train.lr=1e30")
     return results
-
-
-def start(run, metrics=""):
-    run.path.mkdir(parents=True)
-    (run.path / "run.json").touch()
-    (run.path / "metrics.jsonl").write_text(metrics)
-    return run.path
 
 
 def test_a_complete_run_is_done_with_its_last_full_loss_and_its_minutes(trained):
@@ -64,14 +57,14 @@ def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained):
 
 
 def test_a_corrupt_record_is_failed(tmp_path):
-    path = start(toy_run(tmp_path))
+    path = begin(toy_run(tmp_path))
     (path / "summary.json").write_text("{\n")
     assert state_of(path).status == FAILED
 
 
 def test_a_run_without_a_record_is_started_or_running(tmp_path):
     """The last line of its metrics is torn."""
-    path = start(toy_run(tmp_path), '{"step": 0}\n{"step": 20}\n{"st')
+    path = begin(toy_run(tmp_path), '{"step": 0}\n{"step": 20}\n{"st')
     assert state_of(path) == RunState(STOPPED, 20)
     with run_lock(path):
         assert state_of(path) == RunState(RUNNING, 20)
@@ -79,7 +72,7 @@ def test_a_run_without_a_record_is_started_or_running(tmp_path):
 
 def test_a_lock_is_for_every_user_and_looked_at_without_writing(tmp_path):
     """Where it may not be read nothing is known."""
-    path = start(toy_run(tmp_path))
+    path = begin(toy_run(tmp_path))
     with run_lock(path), mock.patch("os.open", side_effect=PermissionError):
         assert lock_file(path).stat().st_mode & 0o666 == 0o666
         assert state_of(path).status == RUNNING
@@ -137,7 +130,7 @@ def of_plan(results, scale, dataset, seed):
 
     where = quoted_override("results_dir", results)
     run = load_run([where, "model=rope", f"data={dataset}", f"scale={scale}", f"seed={seed}"])
-    path = start(run, '{"step": 20}\n')
+    path = begin(run, '{"step": 20}\n')
     (path / "run.json").write_text(json.dumps({"run_id": run.run_id, **run.names}))
     return run
 

@@ -1,7 +1,5 @@
 """The deep check: every number that does not follow from the others is found."""
 
-import hashlib
-import json
 import shutil
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from crope.files import read_metrics
 from crope.plan.identity import ADDED_LATER
 from crope.records.store import read_set, set_folders
 from crope.records.verify import verify_records
-from tests.records.conftest import SET, edit
+from tests.records.conftest import SET, edit, write_rows
 
 # Runs of each set that are published and not stale; a set may grow.
 PUBLISHED = """
@@ -66,10 +64,7 @@ def edit_rows(folder, change):
     """Changes metrics.jsonl, and its SHA-256 in summary.json with it."""
     rows = read_metrics(folder / "metrics.jsonl")
     change(rows)
-    text = "".join(f"{json.dumps(row)}\n" for row in rows)
-    (folder / "metrics.jsonl").write_text(text)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    edit(folder / "summary.json", "metrics_sha256", digest)
+    edit(folder / "summary.json", "metrics_sha256", write_rows(folder, rows))
 
 
 @pytest.mark.parametrize(

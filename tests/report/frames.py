@@ -41,6 +41,11 @@ def together(*parts):
     return pd.concat([part.dropna(axis=1) for part in parts]).reindex(columns=parts[0].columns)
 
 
+def lines(table):
+    """The cells of a table, by line."""
+    return table.frame.to_numpy().tolist()
+
+
 def losses(*, study="mine", setting="", corpora=1, settings=1, **options):
     """The same runs as `by_study` gives them."""
     found = runs(setting=setting, **options)
@@ -55,3 +60,6 @@ def cells(*models, study="mine", dataset="ptb", setting="", row="base", seeds=(0
         cell_key = f"{model}-{dataset}-{row}{setting}"
         found.append(Cell(study, dataset, row, model, setting, "quick", cell_key, seeds))
     return found
+
+
+NO_RUNS = losses(rope=[])

@@ -9,7 +9,7 @@ import pytest
 from crope.report import docs
 from crope.report.findings import FINDINGS_FILE
 from crope.report.frame import cell_frame
-from tests.report.frames import cells, losses, together
+from tests.report.frames import cells, lines, losses, together
 
 # Of the paper, plans, protocols and what no run gives; 0.0076 was fitted once.
 TYPED = """
@@ -34,7 +34,7 @@ def test_the_readmes_table_has_full_losses_of_long_runs():
     joined = together(of_first, of_second)
     long = docs.long_table1(SimpleNamespace(cells=cell_frame(every), joined=joined))
     assert long.frame.iloc[1, 2:4].tolist() == ["5.0000", "4.0000"]
-    assert docs.readme_table1(long).frame.to_numpy().tolist() == [
+    assert lines(docs.readme_table1(long)) == [
         ["Penn Treebank", "paper", "4.0212 ± 0.0243", "4.0158 ± 0.0233", "−0.0054"],
         ["", "here", "4.0000", "4.2500", "+0.2500, n\u00a0=\u00a01"],
     ]
@@ -46,12 +46,13 @@ def test_intervals_of_99_percent_by_two_rules():
     The others, 2 less, hold 0 by both rules: no line.
     """
     first, second = pd.Series([3.0, 4.0, 5.0]), pd.Series([4.0, 6.0, 8.0])
-    lines = []
+    asked = []
     for name in docs.PLANNED_AT_99:
         for by_seed in ((first + second) / 2, first, second):
-            lines.append({"name": name, "by_seed": by_seed - (0 if name == "P1" else 2)})
-    printed = docs.planned_at_99(pd.DataFrame(lines)).frame.to_numpy().tolist()
-    assert printed == [["P1", "+5.0000 (+1.1540 to +8.8460)", "+5.0000 (−3.5952 to +13.5952)"]]
+            asked.append({"name": name, "by_seed": by_seed - (0 if name == "P1" else 2)})
+    assert lines(docs.planned_at_99(pd.DataFrame(asked))) == [
+        ["P1", "+5.0000 (+1.1540 to +8.8460)", "+5.0000 (−3.5952 to +13.5952)"]
+    ]
 
 
 def test_step_times_are_compared_within_a_set_and_row():
@@ -70,6 +71,6 @@ def test_studies_that_lack_seeds_are_listed_and_planned_ones_without_a_run():
     """Of `rates` (W1) and of rows of `paper_rows`; `levels`, not planned, has no run."""
     counted = [("paper_rows/crope - rope", 3), ("paper_rows/crope - rope", 2), ("W1", 0)]
     counted.append(("levels/crope - rope", 0))
-    lines = pd.DataFrame(counted, columns=["name", "there"]).assign(complete=False, planned=8)
-    listed = docs.unfinished(SimpleNamespace(lines=lines))
+    found = pd.DataFrame(counted, columns=["name", "there"]).assign(complete=False, planned=8)
+    listed = docs.unfinished(SimpleNamespace(lines=found))
     assert listed == ["`paper_rows` (2 of 8)", "`rates` (0 of 8)"]

@@ -6,7 +6,7 @@ from matplotlib.colors import to_hex
 
 from crope.report import figures
 from crope.report.page import TEMPLATE
-from crope.style import COLOURS, render
+from crope.style import COLOURS
 from tests.report.frames import runs
 
 SCHEDULE = {
@@ -164,7 +164,3 @@ def test_the_lowest_model_is_on_top():
     assert [text.get_text() for text in axis.get_yticklabels()] == ["thin FFN", "multi-query"]
     assert drawn(figure, 0, "mean") == [[[-0.25, 0]], [[0.5, 1]]]
     assert axis.yaxis_inverted()
-
-
-def test_a_figure_has_the_same_bytes_twice():
-    assert render(fig4()) == render(fig4())

@@ -6,7 +6,7 @@ from crope.report import losses as module
 from crope.report.frame import cell_frame
 from crope.report.losses import loss_table
 from crope.report.tables import to_csv
-from tests.report.frames import cells, losses, runs, together
+from tests.report.frames import NO_RUNS, cells, lines, losses, runs, together
 
 SIZE = {
     "config.train.batch_size": 2,
@@ -16,7 +16,6 @@ SIZE = {
     "val_sampled.mean_nats": 5.5,
     "val_sampled.std_nats": 0.25,
 }
-NO_RUNS = losses(rope=[])
 N = "n\u00a0=\u00a0"
 
 
@@ -29,10 +28,6 @@ def table1(shown, **reasons):
     of_row = cell_frame(cells("xpos", "rope", "crope", study="table1"))
     by_cell = {f"{model}-ptb-base": reason for model, reason in reasons.items()}
     return loss_table("table1", of_row, shown, NO_RUNS, by_cell)
-
-
-def lines(table):
-    return table.frame.to_numpy().tolist()
 
 
 def test_table_1_as_printed():

@@ -91,16 +91,6 @@ def test_a_pool_counts_units_pairs_and_units_above_0(monkeypatch):
     assert [line[name] for name in ("says", "units", "n", "above")] == ["both", 2, 5, 1]
 
 
-def test_the_pools_of_the_file_have_the_studies_that_they_name():
-    """Loading them checks that each study has both models and the setting."""
-    pools = pooled.load_pools()
-    thin = [each.study for each in pools["pooled/thin_ffn"].sources]
-    assert thin == ["table1_medium", "medium_warmup", "long_small", "cost", "rates"]
-    shorter = ["levels", "medium_rate", "medium_warmup", "long_small"]
-    assert pools["pooled/10,000 steps"].without == shorter
-    assert len(pools["pooled"].sources) == 20
-
-
 def test_rates_have_all_seeds_of_their_studies_where_both_corpora_have_the_rate():
     """0.1, 0.2 and 0.6 at the rate of the run, whatever axis its study varies; `fair_lr` has no
     warm-up.

@@ -4,13 +4,7 @@ import pandas as pd
 
 from crope.report import tables
 from crope.report.frame import Runs
-from tests.report.frames import losses, runs, together
-
-NO_RUNS = losses(rope=[])
-
-
-def lines(table):
-    return table.frame.to_numpy().tolist()
+from tests.report.frames import NO_RUNS, lines, runs, together
 
 
 def test_a_rounded_zero_has_no_sign():

@@ -45,7 +45,6 @@ def test_other_bytes_are_refused(trained, weights):
         load_trained(trained)
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
 def test_tokens_of_another_text_are_refused(split, trained, monkeypatch):
     tokens = load.load_tokens()
     assert load_run_tokens(trained) is tokens

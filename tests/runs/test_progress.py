@@ -7,7 +7,7 @@ from rich.console import Console
 
 from crope.runs import progress
 from crope.runs.progress import RunProgress
-from tests.conftest import toy_run
+from tests.conftest import begin, toy_run
 
 
 @pytest.fixture
@@ -36,8 +36,7 @@ def test_a_run_shows_its_step_and_its_newest_losses(terminal, runs):
 
 def test_a_sweep_shows_all_tokens_and_the_runs_that_train(terminal, runs):
     """60 of 300 steps are 15 % of all tokens; a run that has ended counts whole."""
-    runs[1].path.mkdir(parents=True)
-    (runs[1].path / "metrics.jsonl").write_text('{"step": 60, "train/loss_nats": 4.0}\n')
+    begin(runs[1], '{"step": 60, "train/loss_nats": 4.0}\n')
     with RunProgress(runs) as shown:
         shown.poll([runs[1]])
         assert [round(task.percentage) for task in shown.tasks] == [15, 20]

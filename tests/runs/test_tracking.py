@@ -20,7 +20,7 @@ from crope.records.run_json import describe
 from crope.records.store import read_record
 from crope.runs.run import execute
 from crope.runs.tracking import Tracker
-from tests.conftest import during_step, stop, toy_run
+from tests.conftest import begin, during_step, stop, toy_run
 
 ONLINE = ("tracker=wandb", "tracker.mode=online")
 WANDB = Path(sys.executable).with_name("wandb")
@@ -43,8 +43,7 @@ def steps(fake):
 
 def facts(fake, run):
     """What wandb.init gets for a run."""
-    run.path.mkdir(parents=True)
-    (run.path / "metrics.jsonl").write_text('{"step": 0, "train/loss_nats": 1e3}\n')
+    begin(run, '{"step": 0, "train/loss_nats": 1e3}\n')
     Tracker(run, describe(run, "cpu")).log({"step": 0})
     return fake.init.call_args.kwargs
 
@@ -108,8 +107,7 @@ def test_a_runs_name_says_what_was_special_and_its_config_what_was_used(fake, tm
 def test_a_continued_run_logs_no_line_twice(fake, tmp_path):
     fake.run.starting_step = 5
     run = toy_run(tmp_path, *ONLINE)
-    run.path.mkdir(parents=True)
-    (run.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 4}\n')
+    begin(run, '{"step": 0}\n{"step": 4}\n')
     tracker = Tracker(run, describe(run, "cpu"))
     for step in (4, 5, 6):
         tracker.log({"step": step})

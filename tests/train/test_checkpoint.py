@@ -75,7 +75,6 @@ def refused(run, word):
     assert contents(run.path, "checkpoint*") | contents(run.path, "*.json*") == before
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_checkpoint_of_another_corpus_is_refused(split, broken, whole, toy_data):
     """`tiny` depends on Python's version. Afterwards the run continues where it stopped."""
     with mock.patch.dict(toy_data.meta["splits"][split], sha256="other"):
