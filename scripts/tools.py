@@ -108,7 +108,10 @@ def verify(options: Options) -> int:
     from crope.records.store import set_folders
     from crope.records.verify import verify_records
 
-    folders = options.folders or [options.results_dir / "runs", *set_folders()]
+    own = options.results_dir / "runs"
+    if not options.folders and not own.is_dir():
+        print(f"no runs in {own}: published sets alone", file=sys.stderr)
+    folders = options.folders or [*filter(Path.is_dir, [own]), *set_folders()]
     problems = verify_records(folders)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)

@@ -124,6 +124,14 @@ def test_an_invalid_record_is_named_and_the_status_1(
         assert "scale: smoke" in (tmp_path / "out" / "index.html").read_text()
 
 
+def test_verify_says_that_a_results_folder_has_no_runs(call, monkeypatch, capsys, tmp_path):
+    checked = mock.Mock(return_value=[])
+    monkeypatch.setattr("crope.records.verify.verify_records", checked)
+    assert call(tools, f"verify --results-dir={tmp_path}") == 0
+    assert f"no runs in {tmp_path}/runs" in capsys.readouterr().err
+    assert tmp_path / "runs" not in checked.call_args.args[0]
+
+
 def test_a_multirun_goes_on_after_a_run_that_fails_and_ends_with_its_error(
     call, toy_data, tmp_path, capsys
 ):

@@ -145,7 +145,7 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
     or stale), `code` (what `code_note` says), `loss` (final full validation loss, nats per token;
     infinite if the run diverged), those of run.json and summary.json, `config.<dotted>`,
     `provenance.<dotted>`, `beyond_nats` and `longer_nats`. Of copies in several run folders the
-    first counts. Raises DataError for a damaged set.
+    first counts that has a loss. Raises DataError for a damaged set.
     """
     rows: list[dict[str, Any]] = []
     invalid: list[InvalidRecord] = []
@@ -156,7 +156,10 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
         invalid += damaged
     frame = pd.json_normalize(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
-    return frame.drop_duplicates(["record_set", "run_id"], ignore_index=True), invalid
+    # A run that failed on one machine may be complete on another.
+    results_first = frame.loc[frame["loss"].isna().sort_values(kind="stable").index]
+    counted = results_first.drop_duplicates(["record_set", "run_id"]).sort_index()
+    return counted.reset_index(drop=True), invalid
 
 
 def _row(record: Record, record_set: str) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def publish(results_dir: Path, name: str, *, scale: str, why: str = "") -> list[
         raise UserError(f"{folder}: no complete run; `make reproduce SCALE={scale}` makes them")
     for record in chosen:
         attempts = [record.provenance, *record.provenance.get("resumed_from", [])]
-        if any(attempt["commit"] is None or attempt["dirty"] for attempt in attempts):
+        if any(attempt["commit"] is None or attempt["dirty"] is not False for attempt in attempts):
             raise UserError(
                 f"{record.path}: made from uncommitted or unknown code; commit and run it again in"
                 " another results folder"

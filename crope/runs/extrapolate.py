@@ -38,7 +38,7 @@ def extrapolate_all(runs: Sequence[Run]) -> list[str]:
                 extrapolate(record)
         except InvalidRecord:
             continue  # none, or one that was told when the run was to be trained
-        except (UserError, RuntimeError) as error:  # out of memory, too
+        except (UserError, RuntimeError, PermissionError) as error:  # out of memory, too
             problems.append(f"{run.run_id}: {one_line(error)}")
     return problems
 

@@ -34,8 +34,7 @@ def collect(
 ) -> dict[str, Any]:
     """Collects what provenance.json says when a run starts."""
     return {
-        "commit": _git_output(ROOT, "rev-parse", "HEAD"),
-        "dirty": is_dirty(ROOT),
+        **code_state(ROOT),
         "command": shlex.join([_program(Path(sys.argv[0])), *sys.argv[1:]]),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -48,6 +47,14 @@ def collect(
         "data": data_meta,
         "started_utc": now_utc(),
     }
+
+
+@cache
+def code_state(root: Path) -> dict[str, Any]:
+    """Asks git, once, which commit the code is of and whether it differs from it: what is edited
+    or committed while runs train does not train them.
+    """
+    return {"commit": _git_output(root, "rev-parse", "HEAD"), "dirty": is_dirty(root)}
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from filelock import Timeout
 
+from crope.config import ROOT
 from crope.data.corpora import find_corpus
 from crope.data.tokens import TokenSet, load_tokens
 from crope.errors import StorageError, UserError, log_line, one_line
@@ -29,7 +30,7 @@ from crope.records.locks import lock_file, run_lock
 from crope.records.run_json import describe
 from crope.records.sources import code_digests, code_note
 from crope.records.status import STOPPED, state_of
-from crope.records.store import is_complete, read_described, read_record
+from crope.records.store import Record, is_complete, read_described, read_record
 from crope.runs import provenance
 from crope.runs.load import WEIGHTS, build_model
 from crope.runs.progress import RunProgress
@@ -39,7 +40,9 @@ from crope.train.checkpoint import checkpoints, remove_checkpoints
 from crope.train.device import resolve_device
 from crope.train.loop import Stopped, train
 
-code_digests()  # now, as the code is loaded: its files may be edited while runs train
+# Now, as the code is loaded: its files may be edited, and committed, while runs train.
+code_digests()
+provenance.code_state(ROOT)
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,7 @@ def execute(run: Run) -> Outcome:
         with nullcontext() if skips else run_lock(run.path):
             again = config.runtime.again and by_other_code(run.path)
             if is_complete(run.path) and not again:
-                found = read_record(run.path)
-                source = found.provenance["data"].get("source", {})
-                corpus = find_corpus(config.data, Path(config.data_dir))
-                corpus.check_source(source, f"the text of {run.path}")
+                found = read_complete(run)
                 text = [f"{run.run_id}: already complete", code_note(found.run)]
                 return Outcome(run.run_id, "skipped", ", ".join(filter(None, text)))
             model = build_model(config)  # a part that no registry has leaves no folder
@@ -99,6 +99,17 @@ def execute(run: Run) -> Outcome:
         raise StorageError(
             f"{error}; free space, fix permissions or set another results_dir"
         ) from error
+
+
+def read_complete(run: Run) -> Record:
+    """Reads the record of a complete run. Raises InvalidRecord if it is corrupt, DataError if its
+    text came from another source than conf/data says: new runs could not be compared with it.
+    """
+    found = read_record(run.path)
+    source = found.provenance["data"].get("source", {})
+    corpus = find_corpus(run.config.data, Path(run.config.data_dir))
+    corpus.check_source(source, f"the text of {run.path}")
+    return found
 
 
 @dataclass

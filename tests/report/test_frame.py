@@ -58,6 +58,15 @@ def test_a_run_directory_counts_once_however_often_it_is_named(tmp_path):
     assert "extrapolation.json" in str(error)
 
 
+@pytest.mark.parametrize("order", ["AB", "BA"])
+def test_of_copies_the_result_counts_and_not_the_failure(order, tmp_path, monkeypatch):
+    """A run that one machine had no memory for, and another completed."""
+    copies = {"A": failed(tmp_path / "A", "a", "Killed"), "B": record(tmp_path / "B", "a")}
+    monkeypatch.setattr(frame, "read_runs", lambda folder: ([copies[folder.name]], []))
+    (row,) = load_frame([tmp_path / name for name in order])[0].to_dict("records")
+    assert (row["status"], row["loss"], row["folder"]) == ("complete", 5.0, str(tmp_path / "B"))
+
+
 def test_the_loss_at_four_times_the_training_length_and_how_much_higher_it_is():
     lengths = [{"seq_len": 16, "loss_nats": 5.0}, {"seq_len": 64, "loss_nats": 5.25}]
     lengths.append({"seq_len": 32, "loss_nats": 9.0})

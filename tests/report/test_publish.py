@@ -67,7 +67,12 @@ def test_complete_and_diverged_runs_of_the_scale_are_published(published, clean,
 
 
 def test_runs_of_uncommitted_code_are_refused(published, clean):
-    for made in ({"commit": None}, {"dirty": True}, {"resumed_from": [CLEAN | {"dirty": True}]}):
+    for made in (
+        {"commit": None},
+        {"dirty": True},
+        {"dirty": None},
+        {"resumed_from": [CLEAN | {"dirty": True}]},
+    ):
         with pytest.raises(UserError, match="uncommitted"):
             published(replace(clean, provenance=CLEAN | made))
 

@@ -1,6 +1,7 @@
 """Length extrapolation: the same targets at every length, against one window at a time in float64."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -144,3 +145,12 @@ def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(folder):
     assert problem.startswith(f"{first.run_id}: ")
     assert "weights" in problem
     assert (last.path / "extrapolation.json").exists()
+
+
+def test_a_folder_that_may_only_be_read_is_a_problem(folder, monkeypatch):
+    """Another user's: the report, which follows, needs no writing there."""
+    run = toy_run(folder, "seed=6")
+    execute(run)
+    denied = mock.Mock(side_effect=PermissionError("extrapolation.json"))
+    monkeypatch.setattr(module, "write_json", denied)
+    assert extrapolate_all([run]) == [f"{run.run_id}: extrapolation.json"]

@@ -67,6 +67,19 @@ def test_facts_name_the_newest_commit(checkout):
     assert facts["dirty"] is False
 
 
+def test_edits_and_commits_while_runs_train_are_not_of_their_code(checkout):
+    def facts():
+        found = collect(RuntimeConfig(), torch.device("cpu"), {})
+        return found["commit"], found["dirty"]
+
+    loaded = (git(checkout, "rev-parse", "HEAD"), False)
+    assert facts() == loaded
+    (checkout / "crope/gpt.py").write_text("x = 2\n")
+    assert facts() == loaded
+    git(checkout, "commit", "-qam", "second")
+    assert facts() == loaded
+
+
 @pytest.mark.parametrize(
     ("program", "named"),
     [

@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -283,6 +284,20 @@ def test_complete_runs_need_no_data(made, monkeypatch, tmp_path):
     monkeypatch.setattr(sweep, "is_complete", lambda path: "-ptb-" in path.name)
     with_data(plan(tmp_path, "base"))
     assert made == ["wikitext2 4096"]
+
+
+def test_a_complete_run_on_text_of_another_source_is_a_problem_before_any_is_trained(
+    made, monkeypatch, tmp_path, capsys
+):
+    """Its dataset is left out; others are trained."""
+    record = SimpleNamespace(provenance={"data": {"source": {"sha256": {"train": "x"}}}})
+    monkeypatch.setattr("crope.runs.run.read_record", lambda path: record)
+    monkeypatch.setattr(sweep, "is_complete", lambda path: "rope-ptb-" in path.name)
+    prepared, (problem,) = with_data(plan(tmp_path, "base"))
+    assert "another source" in problem
+    assert {run.dataset for run in prepared.runs()} == {"wikitext2"}
+    assert set(made) == {"wikitext2 4096"}
+    assert "another source" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
