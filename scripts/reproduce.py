@@ -43,10 +43,16 @@ def main() -> int:
 
     plan = Plan(studies, scale, options.seeds, options.results_dir, options.overrides)
     for study in studies:
-        planned = load_study(study).scale
-        if planned not in (None, scale):
+        planned = load_study(study)
+        if planned.scale not in (None, scale):
             log_line(
-                f"{study} is planned at scale {planned}: runs at {scale} enter none of its numbers"
+                f"{study} is planned at scale {planned.scale}: runs at {scale} enter none of its"
+                " numbers"
+            )
+        if study not in TABLES and (options.seeds or 0) > len(planned.seeds):
+            log_line(
+                f"{study} plans {len(planned.seeds)} seeds: further ones enter none of its numbers;"
+                f" write them into conf/study/{study}.yaml"
             )
     say_unknown_commit()
     longer = length_generalisation_studies()  # minutes a run, which no other number needs

@@ -21,7 +21,7 @@ with main_errors():  # Ctrl-C while modules load
     from hydra.types import RunMode
     from omegaconf import DictConfig
 
-    from crope.errors import ConfigError, StorageError, UserError, log_line
+    from crope.errors import StorageError, UserError, log_line
     from crope.plan.compose import (
         CONF_DIR,
         CONFIG_ERRORS,
@@ -31,6 +31,7 @@ with main_errors():  # Ctrl-C while modules load
         load_run,
         register,
     )
+    from crope.plan.study import load_study
     from crope.records.status import render_runs
 
 
@@ -44,12 +45,8 @@ def train(cfg: DictConfig) -> None:
     from crope.runs.run import execute  # torch: a misspelt key must not wait for it
 
     register()
-    choices = HydraConfig.get().runtime.choices
-    if (study := choices["study"]) and HydraConfig.get().mode != RunMode.MULTIRUN:
-        # It would train the defaults once.
-        raise ConfigError(f"conf/study/{study}.yaml: write `mode: MULTIRUN` below `hydra:`")
     try:
-        run = build_run(cfg, choices)
+        run = build_run(cfg, HydraConfig.get().runtime.choices)
         say_unknown_commit()
         outcome = execute(run)
         ENDED.append(run.path)
@@ -83,6 +80,9 @@ def main() -> None:
         return
     register()
     check_words(words)
+    for word in words:
+        if word.startswith("study="):  # of a wrong one Hydra would train the defaults
+            load_study(word.removeprefix("study="))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints errors itself, over many lines
     try:
         train()

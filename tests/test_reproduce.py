@@ -88,6 +88,13 @@ def test_runs_at_another_scale_than_the_planned_one_enter_no_number(steps, capsy
     assert line.startswith("paper_row is planned at scale paper: runs at smoke")
 
 
+def test_seeds_beyond_a_plan_enter_no_number_of_it(steps, capsys):
+    """Tables 1 and 2 take them; `base` plans 10."""
+    steps.call("--study=table1", "--study=base", "--seeds=11", "--scale=smoke")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("base plans 10 seeds: further ones enter none of its numbers")
+
+
 @pytest.mark.parametrize("step", ["data", "training", "lengths", "report"])
 def test_the_status_is_1_after_a_problem_of_any_step(step, steps):
     steps.problems[step].append("no such luck")

@@ -43,7 +43,7 @@ def call(monkeypatch):
         (tools, "status --seeds -1", "seeds"),
         (tools, "explain --runs nosuch", "nosuch"),
         (tools, f"verify {ROOT}/results", "no runs"),
-        (train, "study=base hydra.mode=RUN", "mode: MULTIRUN"),
+        (train, "-m study=table1,table2", "no conf/study/table1,table2.yaml"),
         (train, "-m model=rope train.lr=0.001,-0.002", "above 0"),
         (tools, "prepare pbt", "did you mean ptb"),
         (reproduce, "--seed 3", "--seed"),

@@ -142,6 +142,8 @@ def load_study(name: str) -> Study:
             f"{', '.join(others)}: make it an axis of hydra.sweeper.params, also with one value;"
             " train.py alone would read it here"
         )
+    if params and content["hydra"].get("mode") != "MULTIRUN":
+        raise wrong("write `mode: MULTIRUN` below `hydra:`; train.py alone would train no axis")
     for axis, values in params.items():
         if axis.startswith("data."):
             raise wrong(

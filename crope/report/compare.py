@@ -12,8 +12,10 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from crope.errors import UserError
+from crope.config import keys
+from crope.errors import UserError, log_line
 from crope.files import write_bytes
+from crope.plan.compose import group_files
 from crope.report.contrasts import load_contrasts, term_label
 from crope.report.evidence import estimate, term_runs
 from crope.report.frame import COMPARED, load_curves, load_frame
@@ -26,6 +28,8 @@ RATES = (0.0005, 0.001, 0.008)  # of the published picture
 PALETTE = [colormaps["Dark2"](place) for place in range(8)]  # no model's: these are differences
 HOW = "Mean over a tenth of the run; band: 95 % over seeds, at each step by itself"
 EQUAL_IN_PAIR = ["record_set", "data", "ablation", "scale", *COMPARED]
+SECTIONS = ("model.", "tokenizer.", "train.", "eval.")  # of what makes a run's numbers, without:
+IGNORED = {"model.label", "eval.full_every", "train.precision"}  # the last is among COMPARED
 WHERE = ["dataset", "row", "setting"]  # of a curve of a study
 
 
@@ -36,7 +40,8 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
     words apart: each has one value of them. Raises UserError if a word has no run or no pair.
     """
     frame = complete_runs(folders)
-    settings = {word.partition("=")[0] for run in frame["settings"] for word in run}
+    # Not of `settings`: a file of conf/, from which these differ, may have changed between runs.
+    settings = {key for key in keys() if key.startswith(SECTIONS) and key in frame} - IGNORED
     base, *others = [select(frame, word) for word in words]
     text = []
     curves = {}
@@ -54,7 +59,9 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
         )
         pairs = pairs[pairs["run_id"] != pairs["run_id_base"]]
         if pairs.empty:
-            raise UserError(f"{name}: no two runs are equal in seed, data and other settings")
+            raise UserError(
+                f"{name}: no two runs are equal in seed, data, precision, device, set and settings"
+            )
         noted = pd.concat([pairs["code"], pairs["code_base"]]) != ""
         if noted.any():
             text.append(f"{name}: {noted.sum()} of {len(noted)} runs were trained by other code")
@@ -76,7 +83,9 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
 
 def complete_runs(folders: Iterable[Path]) -> pd.DataFrame:
     """Reads the complete runs; their keys are columns, named as on the command line."""
-    frame, _ = load_frame(folders)
+    frame, invalid = load_frame(folders)
+    for error in invalid:
+        log_line(f"invalid: {error}")
     frame = frame[frame["status"] == "complete"].drop(columns="config.seed", errors="ignore")
     frame.columns = frame.columns.str.removeprefix("config.")
     return frame.assign(data=frame["dataset"], ablation=frame["row"]).reset_index(drop=True)
@@ -97,7 +106,8 @@ def select(runs: pd.DataFrame, text: str) -> pd.DataFrame:
             chosen = equal | (words.str.lower() == value.lower())  # true is True
         else:
             chosen = runs["model"] == word
-            chosen = chosen if chosen.any() else runs["run_id"].str.contains(word, regex=False)
+            if not chosen.any() and word not in group_files("model"):  # "rope" is a part of "crope"
+                chosen = runs["run_id"].astype(str).str.contains(word, regex=False)
         runs = runs[chosen]
     if runs.empty:
         raise UserError(f"no complete run has {text} (python scripts/tools.py list)")

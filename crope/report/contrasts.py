@@ -30,7 +30,7 @@ QUANTITIES = {
     "longer": ("longer_nats", " at 4 L"),
 }
 # One term of a difference: a model, or `model at setting`.
-TERM = re.compile(r"(?P<model>[\w+]+)(?: at (?P<setting>[^\s,]+(?:, [^\s,]+)*))?")
+TERM = re.compile(r"(?P<model>\w[\w+.-]*)(?: at (?P<setting>[^\s,]+(?:, [^\s,]+)*))?")
 
 
 Term = tuple[str, str]  # model and setting; "" stands for each setting of the study in turn
@@ -93,6 +93,9 @@ def load_contrasts(file: Path = CONTRASTS_FILE) -> dict[str, Contrast]:
         content = read_yaml(file)
         entries = [(entry.pop("study"), entry, name) for name, entry in content["planned"].items()]
         for studies, of_studies in content["explored"].items():
+            where = f"{studies}: "
+            if not isinstance(of_studies, list):
+                raise ValueError("write a list: [crope - rope]")
             entries += [(studies, entry, "") for entry in of_studies]
         for studies, entry, name in entries:
             where = f"{name or studies}: "
@@ -136,8 +139,13 @@ def check_names(contrast: Contrast) -> None:
         raise ValueError(f"of: {contrast.of}: must be one of {', '.join(QUANTITIES)}")
     if len({bool(setting) for _, setting in contrast.terms}) > 1:
         raise ValueError("difference: give each model a setting, or none")
+    tokenizers = {tuple(re.findall(r"tokenizer\.[^,]+", setting)) for _, setting in contrast.terms}
+    if len(tokenizers) > 1 or contrast.best.startswith("tokenizer."):
+        raise ValueError("tokenizer: losses per token of two tokenizers cannot be compared")
     # Where a study varies the position, say, a model's name goes on: `alibi+complex`.
     named = [f"model={model.partition('+')[0]}" for model, _ in contrast.terms]
+    if isinstance(contrast.at, str):
+        raise ValueError(f"at: write a list: [{contrast.at}]")
     settings = [*contrast.at, *(setting for _, setting in contrast.terms if setting)]
     choices = [setting.split(", ") for setting in settings]
     for study in map(load_study, contrast.studies):

@@ -5,7 +5,7 @@ within the seed. Pairing removes what two runs of a seed share, data order and i
 interval is Student's over seeds, which takes their differences as independent and normal.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,7 @@ def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     chosen = means.groupby(["model", "dataset"]).idxmin().to_list()
     inner: set[str] = set()
     for study in contrast.studies:
-        inner.update(load_study(study).axes[contrast.best][1:-1])
+        inner.update(in_order(load_study(study).axes[contrast.best])[1:-1])
     words = []
     for model in models:
         best = [setting.partition("=")[2] for name, _, setting in chosen if name == model]
@@ -104,6 +104,16 @@ def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
         words.append(f"{model_label(model)} {', '.join(dict.fromkeys(best))}{end}")
     places = pd.MultiIndex.from_frame(runs[["model", "dataset", "setting"]])
     return runs[places.isin(chosen)].assign(setting=f"best {contrast.best}: {'; '.join(words)}")
+
+
+def in_order(values: Sequence[str]) -> Sequence[str]:
+    """Sorts the values of an axis by size: a value that was added later may stand last in the file.
+    Words keep their order.
+    """
+    try:
+        return sorted(values, key=float)
+    except ValueError:
+        return values
 
 
 def of_grid(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from crope.errors import UserError
+from crope.errors import UserError, log_line
 from crope.plan.study import TABLES, load_study
 from crope.records.store import set_folders
 from crope.report.contrasts import Contrast, load_contrasts, make_contrast
@@ -48,6 +48,8 @@ def explain(
         raise UserError(f"'{name}': no such cell or difference; {hint}without CELL: a list")
     studies = contrast.needed if contrast else (name.split("/")[0],)
     runs = load_runs(results_dir=results_dir, scale=scale, folders=folders)
+    for error in runs.invalid:
+        log_line(f"invalid: {error}")
     sources = [("yours", runs.own, runs.scale)] if len(runs.own) else []
     for source_scale in dict.fromkeys([runs.scale, PUBLISHED_SCALE]):
         sources.append(("published", runs.published, source_scale))
@@ -84,7 +86,8 @@ def _contrast_of(name: str) -> Contrast | None:
     ask.
     """
     study, _, difference = name.partition("/")
-    difference = re.sub(r"\s*(?<!\de)-\s*", " - ", difference)  # not in a rate: 3e-05
+    if " - " not in difference:
+        difference = re.sub(r"\s*(?<!\de)-\s*", " - ", difference)  # not in a rate: 3e-05
     if asked := load_contrasts().get(f"{study}/{difference}"):
         return asked
     try:

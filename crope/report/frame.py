@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from crope import paper
-from crope.errors import ConfigError, InvalidRecord, UserError
+from crope.errors import ConfigError, InvalidRecord, UserError, log_line
 from crope.plan.compose import group_files, group_values
 from crope.plan.identity import completed
 from crope.plan.study import SCALES, TABLES, Cell
@@ -246,7 +246,14 @@ def _one_set_for_each_seed(joined: pd.DataFrame) -> pd.DataFrame:
     order = joined.assign(of_seed=of_seed, of_study=of_study)
     order = order.sort_values(["of_seed", "of_study", "record_set"], ascending=[False, False, True])
     chosen = order.drop_duplicates(keys)
-    return joined.merge(chosen[[*keys, "record_set"]])
+    counted = joined.merge(chosen[[*keys, "record_set"]])
+    for study, runs in joined[joined["record_set"] == OWN_SET].groupby("study"):
+        if left := sorted(set(runs["run_id"]) - set(counted["run_id"])):
+            log_line(
+                f"{study}: {len(left)} of your runs are left out ({left[0]}, ...): of each seed of a"
+                " row one set counts, that with most runs; name your own folder alone"
+            )
+    return counted
 
 
 def common_seeds(runs: pd.DataFrame) -> pd.DataFrame:

@@ -145,12 +145,21 @@ def write_study(own_conf, monkeypatch):
     ],
 )
 def test_a_file_that_is_no_study_is_named_and_left_out(params, word, write_study, capsys):
-    write_study(f"# @package _global_\nhydra: {{sweeper: {{params: {{{params}}}}}}}\n")
+    write_study(
+        f"# @package _global_\nhydra: {{mode: MULTIRUN, sweeper: {{params: {{{params}}}}}}}\n"
+    )
     with pytest.raises(ConfigError, match=rf"^conf/study/broken\.yaml.*{word}"):
         study_runs(["broken"], scale="smoke")
     cells = expected_cells.__wrapped__("quick")  # not from its cache
     assert {cell.study for cell in cells} == {"pilot"}
     assert "broken.yaml" in capsys.readouterr().err
+
+
+def test_a_study_is_a_multirun(write_study):
+    """train.py alone would train the defaults once."""
+    write_study("# @package _global_\nhydra: {sweeper: {params: {data: ptb, model: rope}}}\n")
+    with pytest.raises(ConfigError, match="mode: MULTIRUN"):
+        study_runs(["broken"], scale="smoke")
 
 
 def test_a_key_beside_the_axes_is_refused(write_study):

@@ -135,3 +135,34 @@ def test_runs_of_other_code_are_counted(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(frame, "code_note", lambda run: "other code" * (run["model"] == "rope"))
     text = compare(["rope", "crope,train.lr=0.001"], [folder], tmp_path / "a.png")
     assert ": 1 of 2 runs were trained by other code\n" in text
+
+
+def test_what_a_changed_file_of_conf_gave_is_told(folder, tmp_path, monkeypatch):
+    """`settings` has none of it: each run has what the files of its day gave."""
+    runs = complete_runs([folder])
+    runs.loc[runs["model"] == "crope", "train.weight_decay"] = 0.02
+    monkeypatch.setattr(module, "complete_runs", lambda _: runs)
+    text = compare(["rope", "crope,train.lr=0.001"], [folder], tmp_path / "a.png")
+    assert "train.weight_decay: 0.01, then 0.02\n" in text
+
+
+def test_of_runs_before_and_after_a_change_only_the_equal_one_is_paired(
+    folder, tmp_path, monkeypatch
+):
+    runs = complete_runs([folder])
+    later = runs[runs["model"] == "crope"].assign(**{"train.weight_decay": 0.02})
+    both = pd.concat([runs, later], ignore_index=True)
+    monkeypatch.setattr(module, "complete_runs", lambda _: both)
+    text = compare(["rope", "crope,train.lr=0.001"], [folder], tmp_path / "a.png")
+    assert text.split("final")[1].split()[0] == "1"
+
+
+def test_a_model_without_runs_is_not_searched_in_the_names_of_others(folder):
+    runs = complete_runs([folder])
+    with pytest.raises(UserError, match="no complete run has rope"):
+        select(runs[runs["model"] == "crope"], "rope")
+
+
+def test_without_any_run_a_line_says_so(tmp_path):
+    with pytest.raises(UserError, match="no complete run has rope"):
+        compare(["rope", "crope"], [tmp_path], tmp_path / "a.png")

@@ -139,9 +139,9 @@ def test_a_plan_at_best_rates_with_whole_rates_but_not_all_has_one_line_and_no_i
 
 def test_best_rates_of_two_studies_are_of_the_rates_that_both_have(plans):
     """Only rate 2 is common: 5.3 - 5.1 and 5.8 - 5.2, of the other study 5.5 - 5.0. Rate 2 is an end
-    of the other grid, but inside of the first.
+    of the other grid, but inside of the first, whose last rate was written last.
     """
-    for name, rates, seeds in (("mine", "123", (0, 1)), ("other", "24", (2,))):
+    for name, rates, seeds in (("mine", "231", (0, 1)), ("other", "24", (2,))):
         plans[name] = Study(name, {"data": ["ptb"], "train.lr": [*rates]}, seeds, None)
     mine = at_rates(
         {1: {"rope": [4.0, 4.0], "crope": [4.0, 4.0]}, 2: {"rope": [5.1, 5.2], "crope": [5.3, 5.8]}}
@@ -323,6 +323,11 @@ def test_the_contrasts_are_as_planned():
     ("entry", "word"),
     [
         ("cost: [crope + rope]", "crope \\+ rope"),
+        ("cost: crope - rope", "cost: write a list"),
+        ("cost: [rope-long - rope]", "no model=rope-long"),
+        ("rates: [{difference: crope - rope, at: train.lr=0.001}]", "at: write a list"),
+        ("cost: [{difference: crope - rope, best: tokenizer.name}]", "two tokenizers"),
+        ("cost: [rope at tokenizer.name=a - rope at tokenizer.name=b]", "two tokenizers"),
         ("cost: [crope - rop]", "no model=rop"),
         ("nosuch: [crope - rope]", "nosuch"),
         ("cost: [{difference: crope - rope, att: [x]}]", "att"),

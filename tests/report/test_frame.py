@@ -142,6 +142,13 @@ def test_a_seed_is_of_the_set_with_most_of_its_runs_then_of_the_study(a, b, take
     assert list(of_rope.sort_values("seed")["record_set"]) == taken
 
 
+def test_own_runs_that_another_set_displaces_are_told(capsys):
+    """Set b has a run more of seed 0."""
+    b = runs(rope=[5.0], crope=[5.0]).assign(record_set="b")
+    by_study(together(runs(xpos=[5.0]), b), cells() + cells("xpos"))
+    assert "mine: 1 of your runs are left out (xpos-ptb-base-s0" in capsys.readouterr().err
+
+
 def test_a_row_has_a_seed_of_the_only_set_with_it_though_another_has_more_rows():
     """Set a has seed 0 of two rows, set b of the third: all three pairs count."""
     parts = [runs(rope=[5.0], crope=[5.0], row=row) for row in ("base", "one", "two")]
