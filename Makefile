@@ -102,7 +102,7 @@ faults: .venv/.stamp  ## kill runs at random moments and compare bits [KILLS=200
 tutorial: .venv/.stamp  ## type docs/tutorial.md to the letter in a copy (minutes)
 	@$(PY) -m pytest -q -m on_demand tests/test_tutorial.py
 
-readme: .venv/.stamp  ## README.md and docs/results.md from results/published
+readme: .venv/.stamp  ## README.md and docs/ from results/published
 	@$(PY) scripts/tools.py readme
 
 # Without CUDA packages: pip adds those that the installed build of torch needs.

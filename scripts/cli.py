@@ -70,12 +70,12 @@ SHARED_ARGUMENTS: dict[str, dict[str, Any]] = {
         "action": "append",
         "default": [],
         "metavar": "DIR",
-        "help": "run directories, instead of RESULTS_DIR/runs; may be repeated",
+        "help": "runs folder or set, instead of RESULTS_DIR/runs; may be repeated",
     },
     "--scale": {"help": "paper, medium, quick or smoke"},
     "--seeds": {
         "type": positive,
-        "help": "number of seeds, the first of each study's file (default: all of them)",
+        "help": "number of seeds, the first of each file (default: all; status: begun ones)",
     },
     "--study": {
         "action": "append",

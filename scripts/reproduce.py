@@ -1,7 +1,7 @@
 """Both tables of the paper, or other studies: data, every run, report. Interrupted, the same
 command continues.
 
-python scripts/reproduce.py [--scale paper|medium|quick|smoke] [--seeds N] [--study NAME ...]
+python scripts/reproduce.py [--scale paper|medium|quick|smoke] [--seeds N] [--study NAME]...
                             [tracker=none]
 """
 

@@ -90,7 +90,7 @@ def publish(options: Options) -> None:
 
 
 def readme(options: Options) -> None:
-    """Rewrite the README's tables and picture from results/published."""
+    """Rewrite the README, pages of docs/ and their pictures from results/published."""
     from crope.report.docs import update_readme
 
     update_readme()

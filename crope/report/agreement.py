@@ -43,10 +43,10 @@ def repeats_table(published: pd.DataFrame, *same: str) -> Table:
 
 
 def own_and_published(runs: Runs) -> pd.DataFrame:
-    """Finds the user's complete runs that are published too, with `published` (the nearest loss)
-    and `distance`, in nats per token.
+    """Finds the user's complete and diverged runs that are published too, with `published` (the
+    nearest loss) and `distance`, in nats per token.
     """
-    own = runs.own.query("status == 'complete'")
+    own = runs.own[runs.own["loss"].notna() & (runs.own["status"] != "stale")]
     public = runs.published.query(
         "status == 'complete' and finished_utc not in @own.finished_utc"  # no copies
     )
@@ -92,10 +92,8 @@ def agreement(pairs: pd.DataFrame) -> str:
 
 def other_code(runs: Runs) -> list[str]:
     """Says how many of the user's runs were trained by code that has changed since."""
-    count = (runs.of_scale["code"] != "").sum()
-    text = (
-        f"{count} of {len(runs.of_scale)} runs were trained by other code (tools.py list names it)"
-    )
+    count = (runs.own["code"] != "").sum()  # a study may fix another scale
+    text = f"{count} of {len(runs.own)} runs were trained by other code (tools.py list names it)"
     return [text] if count else []
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.figure import Figure
@@ -62,6 +63,10 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
             raise UserError(
                 f"{name}: no two runs are equal in seed, data, precision, device, set and settings"
             )
+        ended = np.isfinite((pairs["loss"] - pairs["loss_base"]).astype(float))
+        if not ended.all():
+            text.append(f"{name}: {(~ended).sum()} of {len(pairs)} pairs diverged and are left out")
+        pairs = pairs[ended]
         noted = pd.concat([pairs["code"], pairs["code_base"]]) != ""
         if noted.any():
             text.append(f"{name}: {noted.sum()} of {len(noted)} runs were trained by other code")
@@ -82,11 +87,12 @@ def compare(words: Sequence[str], folders: Iterable[Path], out: Path) -> str:
 
 
 def complete_runs(folders: Iterable[Path]) -> pd.DataFrame:
-    """Reads the complete runs; their keys are columns, named as on the command line."""
+    """Reads the complete and diverged runs; their keys are columns, named as on the command line."""
     frame, invalid = load_frame(folders)
     for error in invalid:
         log_line(f"invalid: {error}")
-    frame = frame[frame["status"] == "complete"].drop(columns="config.seed", errors="ignore")
+    frame = frame[frame["loss"].notna() & (frame["status"] != "stale")]
+    frame = frame.drop(columns="config.seed", errors="ignore")
     frame.columns = frame.columns.str.removeprefix("config.")
     return frame.assign(data=frame["dataset"], ablation=frame["row"]).reset_index(drop=True)
 
@@ -114,11 +120,14 @@ def select(runs: pd.DataFrame, text: str) -> pd.DataFrame:
     return runs
 
 
-def difference_curves(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+def difference_curves(
+    first: pd.DataFrame, second: pd.DataFrame, planned: Sequence[int] = ()
+) -> pd.DataFrame:
     """Computes first - second of the sampled validation losses by step: `estimate` over the seeds
     that both have, at each point by itself, of losses smoothed over a tenth of the run.
 
     first, second   runs of one place, one for each seed
+    planned         seeds without all of which there is no interval
     """
     sides = []
     for runs in (first, second):
@@ -127,7 +136,7 @@ def difference_curves(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame
     by_seed = (sides[0] - sides[1]).dropna(axis="columns", how="all").dropna()
     points = 2 * (len(by_seed) // (2 * PART)) + 1
     smooth = by_seed.rolling(points, center=True, min_periods=1).mean()
-    lines = [estimate(at) for _, at in smooth.iterrows()]
+    lines = [estimate(at, planned) for _, at in smooth.iterrows()]
     return pd.DataFrame(lines, index=smooth.index.astype(int))  # of a folder's runs: object
 
 
@@ -140,7 +149,8 @@ def draw_differences(curves: Mapping[str, pd.DataFrame]) -> Figure:
         axis.plot(curve["mean"], color=colour, label=f"{label}, n\u00a0=\u00a0{curve['n'].max()}")
         style: dict[str, Any] = {"color": colour, "alpha": 0.15, "linewidth": 0}
         axis.fill_between(curve.index, curve["low"], curve["high"], **style)
-    axis.set(xlabel="step", ylabel="difference, nats per token", title=HOW)
+    more = f"; {len(PALETTE)} of {len(curves)} differences" if len(curves) > len(PALETTE) else ""
+    axis.set(xlabel="step", ylabel="difference, nats per token", title=HOW + more)
     figure.legend(loc="outside lower left")
     return figure
 
@@ -153,6 +163,8 @@ def study_curves(joined: pd.DataFrame, study: str) -> dict[str, pd.DataFrame]:
     models = list(runs["model"].unique())
     asked = [one for one in load_contrasts().values() if one.studies == (study,)]
     pairs = [one.terms for one in asked if len(one.seconds) == 1]
+    seen = [one.terms for one in asked if not one.date and one.of == "loss"]
+    unseen = {one.terms for one in asked if one.date}.difference(seen)  # before their plan's end
     curves = {}
     for first, second in dict.fromkeys(pairs) or [
         ((name, ""), (models[0], "")) for name in models[1:]
@@ -161,8 +173,10 @@ def study_curves(joined: pd.DataFrame, study: str) -> dict[str, pd.DataFrame]:
         for where, of_place in term_runs(runs, first).groupby(WHERE, sort=False):
             if where in base.groups:
                 label = f"{term_label(*first)} {MINUS} {term_label(*second)}"
-                curve = difference_curves(of_place, base.get_group(where))
-                if len(curve):  # runs have a step in common
+                planned = of_place["planned"].iloc[0]
+                curve = difference_curves(of_place, base.get_group(where), planned)
+                early = (first, second) in unseen and not curve["complete"].all()
+                if len(curve) and not early:  # runs have a step in common
                     curves[f"{label}; {place(of_place.iloc[0].to_dict())}"] = curve
     return curves
 
@@ -173,6 +187,6 @@ def rate_curves(published: pd.DataFrame) -> Figure:
     curves = {}
     for rate in RATES:
         at_rate = runs[runs["config.train.lr"] == rate]
-        sides = [at_rate[at_rate["model"] == model] for model in ("crope", "rope")]
-        curves[f"CRoPE − RoPE, learning rate {rate:g}"] = difference_curves(*sides)
+        crope, rope = (at_rate[at_rate["model"] == model] for model in ("crope", "rope"))
+        curves[f"CRoPE − RoPE, learning rate {rate:g}"] = difference_curves(crope, rope)
     return draw_differences(curves)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,8 @@ def check_names(contrast: Contrast) -> None:
     """
     if contrast.of not in QUANTITIES:
         raise ValueError(f"of: {contrast.of}: must be one of {', '.join(QUANTITIES)}")
+    if contrast.minus and (contrast.minus.averaged or line_count(contrast.minus) > 1):
+        raise ValueError(f"minus: {contrast.minus.name} has several rows or settings; give it one")
     if len({bool(setting) for _, setting in contrast.terms}) > 1:
         raise ValueError("difference: give each model a setting, or none")
     tokenizers = {tuple(re.findall(r"tokenizer\.[^,]+", setting)) for _, setting in contrast.terms}
@@ -163,6 +166,15 @@ def check_names(contrast: Contrast) -> None:
                 such = ", ".join(f"{axis}={axes[axis][0]}" for axis in study.setting_axes)
                 there = f"settings such as '{such}'" if such else "no settings"
                 raise ValueError(f"{', '.join(words)}: conf/study/{study.name}.yaml has {there}")
+
+
+def line_count(contrast: Contrast) -> int:
+    """Counts the lines that a contrast has by its plan: one for each row and setting."""
+    study = load_study(contrast.studies[0])
+    rows = len(study.axes.get("ablation", ("",)))
+    if contrast.best or contrast.averaged or contrast.first[1]:
+        return rows
+    return rows * (len(contrast.at) or prod(len(study.axes[axis]) for axis in study.setting_axes))
 
 
 def parse_difference(text: str) -> list[Term]:

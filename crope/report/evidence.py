@@ -12,9 +12,15 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtr, stdtrit
 
-from crope.errors import ConfigError
 from crope.plan.study import TABLES, load_study
-from crope.report.contrasts import QUANTITIES, Contrast, Term, load_contrasts, term_label
+from crope.report.contrasts import (
+    QUANTITIES,
+    Contrast,
+    Term,
+    line_count,
+    load_contrasts,
+    term_label,
+)
 from crope.report.frame import model_label
 
 LEVEL = 0.95
@@ -42,11 +48,9 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     found["nats"] = nats.fillna(np.inf)  # where both sides diverged
     if contrast.minus is not None:
         less = differences(runs, contrast.minus).set_index(["dataset", "seed"])["nats"]
-        if less.index.has_duplicates:
-            several = f"{contrast.minus.name} has several rows or settings, of which it says none"
-            raise ConfigError(f"conf/contrasts.yaml: {contrast.name}: minus: {several}")
-        found["nats"] -= less.reindex(pd.MultiIndex.from_frame(found[["dataset", "seed"]])).array
+        found["less"] = less.reindex(pd.MultiIndex.from_frame(found[["dataset", "seed"]])).array
         found = found.dropna(ignore_index=True)
+        found["nats"] = (found["nats"] - found.pop("less")).fillna(np.inf)
     return found
 
 
@@ -160,11 +164,13 @@ def estimate(
 
     by_seed   with what `planned` lists as its index: seeds, or studies and seeds
     """
-    n, mean = len(by_seed), by_seed.mean()
+    n = len(by_seed)
+    diverged = np.isinf(by_seed.astype(float)).any()  # on one side or the other
+    mean = np.inf if diverged else by_seed.mean()
     there = set(planned) & set(by_seed.index)  # other seeds, however many, complete no plan
     complete = len(there) == len(planned)
     std = half = np.nan
-    if n > 1 and np.isfinite(by_seed).all():
+    if n > 1 and not diverged:
         std = by_seed.std()
         half = stdtrit(n - 1, (1 + level) / 2) * std / np.sqrt(n) if complete else np.nan
     plan = {"planned": len(planned), "there": len(there), "complete": complete}
@@ -196,9 +202,12 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
             lines.append({**where, **estimate(nats, planned), "by_seed": nats})
     overall = [line for line in lines if not line["dataset"]] or lines
     seeds = min((line["there"] for line in overall), default=0)
+    if len(overall) < line_count(contrast):  # a row or setting has no seed yet
+        seeds = 0
     if contrast.best:  # of every value, before there is a best one
         asked = [each for each in (contrast, contrast.minus) if each and each.best]
-        seeds = min(whole_seeds(runs, each) for each in asked)
+        lacking = max(len(planned_runs(each)) - whole_seeds(runs, each) for each in asked)
+        seeds = max(0, len(planned) - lacking)
     if contrast.date and seeds < len(planned):
         nowhere = {"name": contrast.name, "dataset": "", "row": "", "setting": ""}
         lines = [{**nowhere, **estimate(by_seed["nats"][:0], planned), "there": seeds, "n": seeds}]
@@ -210,7 +219,8 @@ def _average(lines: pd.DataFrame, keys: list[str], size: int) -> pd.Series:
     there.
     """
     groups = lines.groupby(keys, sort=False)["nats"]
-    return groups.mean()[groups.size() == size]
+    means = groups.mean().fillna(np.inf)  # where one side diverged here, the other there
+    return means[groups.size() == size]
 
 
 def answers(runs: pd.DataFrame) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from crope.plan.study import TABLES, load_study
 from crope.records.store import set_folders
 from crope.report.contrasts import Contrast, load_contrasts, make_contrast
 from crope.report.evidence import PAIR_KEYS, answer, differences, of_term
-from crope.report.frame import PUBLISHED_SCALE, by_study, load_frame, load_runs
+from crope.report.frame import OWN_SET, PUBLISHED_SCALE, by_study, load_frame, load_runs
 from crope.report.losses import PROTOCOLS, losses_by_model, plus_minus
 from crope.report.pooled import Pool, load_pools, pooled_lines, units
 from crope.report.tables import interval_text, line_text
@@ -159,6 +159,8 @@ def _printed(runs: pd.DataFrame, columns: list[str]) -> str:
         commit=commits, folder=runs["folder"].map(os.path.relpath)
     )
     made = ["precision", "commit", "device", "folder"]
+    if (shown.loc[shown["record_set"] == OWN_SET, "code"] != "").any():
+        made.append("code")
     common = [name for name in made if shown[name].nunique() == 1]
     columns = [*columns, *(name for name in made if name not in common), "run"]
     rows = shown[columns].to_string(index=False, float_format="{:.6f}".format)

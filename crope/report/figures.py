@@ -163,7 +163,7 @@ def rates(lines: pd.DataFrame) -> Figure:
 def forest(
     units: pd.DataFrame, pooled: pd.DataFrame, best: pd.DataFrame, widths: pd.DataFrame
 ) -> Figure:
-    """Draws CRoPE - RoPE in every setting (dots, 95 % over seeds; hollow: unfinished), the
+    """Draws CRoPE - RoPE in every setting (dots, 95 % over seeds; hollow: none), the
     paper's own differences (crosses) and the pooled estimates (diamonds), from top to bottom.
 
     units    of `pooled.units`

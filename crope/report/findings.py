@@ -11,6 +11,7 @@ A sentence has placeholders, and what each of them rests on:
       rests: {small: {from: P1, is: above 0}}
 
     from, at   the contrast or pool of conf/contrasts.yaml and, where it has several, the setting
+    row        where it has several, the row
     in         a corpus; without it all, but in Tables 1 and 2 the first
     is         what its interval said of 0: above 0, below 0 or open
     show       a key of SHOWN; without it the mean with its interval
@@ -117,9 +118,9 @@ def reading(line: Mapping[Any, Any]) -> str:
 def _answer_line(lines: pd.DataFrame, basis: Mapping[str, str]) -> dict[Any, Any]:
     """Finds a contrast's line at this setting and corpus. Raises UserError."""
     lines = lines[lines["name"] == basis["from"]]
-    for key, column in (("at", "setting"), ("in", "dataset")):
+    for key, column in (("at", "setting"), ("row", "row"), ("in", "dataset")):
         if key in basis:
             lines = lines[lines[column] == basis[key]]
-    if lines["setting"].nunique() != 1:  # or several, of which none is named
+    if len(lines[["row", "setting"]].drop_duplicates()) != 1:  # or several, of which none is named
         raise UserError(f"docs/findings.yaml: {basis['from']} has no such line")
     return lines.iloc[0].to_dict()

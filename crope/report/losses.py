@@ -107,7 +107,7 @@ class LossTable:
             lowest = line.protocol.replace("full", "lowest")
             overfitted = lowest != line.protocol and (*place, lowest) in kinds
             known = line.by_model["mean"].reindex(self.models)
-            words = ["best" if loss == known.min() else "" for loss in known]
+            words = ["best" if loss == known.min() < np.inf else "" for loss in known]
             if overfitted:
                 words = ["past"] * len(known)
             marks.append([f"{first} {word}".strip() for word in ("", "", *words, "")])

@@ -30,7 +30,7 @@ from crope.style import render
 
 TEMPLATE = Path(__file__).with_name("page.html")
 PROTOCOL_NOTES = (
-    "full: loss after the last step on the validation split (small scales: a fixed part); ± the"
+    "full: loss after the last step on the validation split (small scales: perhaps a part); ± the"
     " standard deviation over seeds, n seeds of both RoPE and CRoPE.",
     "lowest: the lowest full loss of a run that ends overfitted, whose last says which model"
     " memorises less.",

@@ -66,7 +66,7 @@ def difference_table(lines: pd.DataFrame, caption: str) -> Table:
         contrast = contrasts[line["name"]]
         asked = f"{line['name']}. {contrast.question}"
         first = asked if contrast.date else ", ".join(contrast.studies)
-        difference = contrast.label + (", mean over settings" if contrast.averaged else "")
+        difference = difference_label(contrast)
         printed.append([first, difference, place(line), nats_text(contrast, line), line["n"]])
     columns = ["Question or study", "Difference", "Where", "Nats per token (95 %)", "n"]
     return Table("differences", caption, pd.DataFrame(printed, columns=columns))
@@ -80,9 +80,16 @@ def planned_lines(lines: pd.DataFrame) -> pd.DataFrame:
     return whole[(whole["dataset"] == "") | ~whole["name"].isin(several)]
 
 
+def difference_label(contrast: Contrast) -> str:
+    """Says what is subtracted from what, and over which settings a mean is taken."""
+    over = f", mean over {'; '.join(contrast.at) or 'settings'}" if contrast.averaged else ""
+    return contrast.label + over
+
+
 def line_text(contrast: Contrast, line: Mapping[Any, Any]) -> str:
     """Prints a line of `answers` as two: what is subtracted and where, the difference and n."""
-    return f"{contrast.label}; {place(line)}\n  {nats_text(contrast, line)}, n = {line['n']}"
+    where = f"{difference_label(contrast)}; {place(line)}"
+    return f"{where}\n  {nats_text(contrast, line)}, n = {line['n']}"
 
 
 def nats_text(contrast: Contrast, line: Mapping[Any, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import gc
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from filelock import Timeout
 from crope.config import ROOT
 from crope.data.corpora import find_corpus
 from crope.data.tokens import TokenSet, load_tokens
-from crope.errors import StorageError, UserError, log_line, one_line
+from crope.errors import InvalidRecord, StorageError, UserError, log_line, one_line
 from crope.files import (
     read_metrics,
     remove_temporary_files,
@@ -110,6 +110,20 @@ def read_complete(run: Run) -> Record:
     corpus = find_corpus(run.config.data, Path(run.config.data_dir))
     corpus.check_source(source, f"the text of {run.path}")
     return found
+
+
+def text_errors(complete: Iterable[Run]) -> dict[str, UserError]:
+    """Prints and returns, by dataset, that complete runs are of text from another source."""
+    errors: dict[str, UserError] = {}
+    for run in {run.dataset: run for run in complete}.values():
+        try:
+            read_complete(run)
+        except InvalidRecord:
+            pass  # the report tells it
+        except UserError as error:
+            log_line(f"error: {error}")
+            errors[run.dataset] = error
+    return errors
 
 
 @dataclass

@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
@@ -38,7 +38,7 @@ from crope.records.locks import is_locked
 from crope.records.sources import code_note
 from crope.records.store import is_complete, read_described
 from crope.runs.progress import RunProgress
-from crope.runs.run import Outcome, by_other_code, execute, read_complete, record_failure
+from crope.runs.run import Outcome, by_other_code, execute, record_failure, text_errors
 from crope.runs.signals import stop_on_signal
 from crope.train.device import compiles, resolve_device
 
@@ -111,25 +111,12 @@ def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
     whose complete runs are of text from another source.
     """
     todo = {run.run_id: run for run in incomplete(runs)}
-    errors = _of_other_sources(run for run in runs if run.run_id not in todo)
+    errors = text_errors(run for run in runs if run.run_id not in todo)
     asked = {(run.dataset, str(run.config.tokenizer)): run.config for run in todo.values()}
     for config in asked.values():
         if config.data.corpus in errors:
             continue
         errors |= make_tokens([config.data], config.tokenizer, data_dir=Path(config.data_dir))
-    return errors
-
-
-def _of_other_sources(complete: Iterable[Run]) -> dict[str, UserError]:
-    errors: dict[str, UserError] = {}
-    for run in {run.dataset: run for run in complete}.values():
-        try:
-            read_complete(run)
-        except InvalidRecord:
-            pass  # the report tells it
-        except UserError as error:
-            log_line(f"error: {error}")
-            errors[run.dataset] = error
     return errors
 
 

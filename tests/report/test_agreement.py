@@ -1,5 +1,7 @@
 """How far executions of one run lie apart, and the user's runs from published ones."""
 
+import numpy as np
+
 from crope.report import agreement
 from crope.report.frame import Runs
 from tests.report.frames import runs, together
@@ -38,6 +40,11 @@ def test_own_runs_beside_the_nearest_published_ones():
         " (repeated runs: 0.250)",
         "  RoPE 5.020, published 5.010, the paper's at its size 4.021",
     ]
+
+
+def test_a_run_that_diverged_does_not_agree():
+    diverged = runs(crope=[np.inf]).assign(status="failed")
+    assert "1 of 2 runs agree" in told(together(runs(rope=[5.02]), diverged))[0]
 
 
 def test_the_loss_beside_the_papers_is_of_a_run_without_other_settings():
@@ -83,7 +90,9 @@ def test_copies_of_published_runs_prove_nothing():
 
 
 def test_runs_of_other_code_are_counted():
+    """Whatever their scale: a study may fix another one."""
     own = runs(rope=[5.0, 5.1]).assign(code=["", "trained by other code (a.py changed since)"])
+    own["scale"] = ["quick", "medium"]
     (text,) = agreement.other_code(Runs("quick", own, PUBLIC, []))
     assert text.startswith("1 of 2 runs were trained by other code")
     assert agreement.other_code(Runs("quick", own[:1], PUBLIC, [])) == []

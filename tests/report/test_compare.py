@@ -17,6 +17,7 @@ from crope.report.compare import (
     select,
     study_curves,
 )
+from crope.report.contrasts import make_contrast
 from crope.report.frame import by_study, load_frame
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -122,6 +123,32 @@ def test_pictures_subtract_rope(published, monkeypatch):
     assert line.get_ydata().tolist() == mean
     curve = study_curves(joined, "rates")["CRoPE − RoPE; Penn Treebank; train.lr=0.008"]
     assert curve["mean"].tolist() == mean
+
+
+def test_a_curve_of_an_unfinished_plan_has_no_band():
+    joined = by_study(load_frame([WIDE])[0], load_study("rates").cells("quick"))
+    name = "CRoPE − RoPE; Penn Treebank; train.lr=0.008"
+    curve = study_curves(joined[joined["seed"] < 62], "rates")[name]
+    assert (curve["n"].unique().tolist(), curve["low"].notna().any()) == ([2], False)
+
+
+def test_a_preregistered_difference_has_no_curve_before_its_end(monkeypatch):
+    asked = make_contrast("rates", {"difference": "crope - rope", "date": "2026-11-30"}, "Z1")
+    monkeypatch.setattr(module, "load_contrasts", lambda: {"Z1": asked})
+    joined = by_study(load_frame([WIDE])[0], load_study("rates").cells("quick"))
+    assert len(study_curves(joined, "rates")) == 10
+    assert not study_curves(joined[joined["seed"] < 62], "rates")
+
+
+def test_pairs_that_diverged_are_counted(published, tmp_path, monkeypatch):
+    at = "data=ptb,train.lr=0.008"
+    runs = published.copy()
+    first = select(runs, f"model=crope,{at}").index[0]
+    runs.loc[first, ["status", "loss"]] = ["failed", float("inf")]
+    monkeypatch.setattr(module, "complete_runs", lambda _: runs)
+    text = compare([f"rope,{at}", "crope"], [WIDE], tmp_path / "a.png")
+    assert "1 of 8 pairs diverged and are left out" in text
+    assert text.split("final")[1].split()[0] == "7"
 
 
 def test_the_mean_of_several_seeds_has_an_interval(published, tmp_path):

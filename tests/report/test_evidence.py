@@ -8,7 +8,7 @@ import pytest
 
 from crope.errors import ConfigError
 from crope.plan.study import Study, load_study
-from crope.report import evidence
+from crope.report import contrasts, evidence
 from crope.report.contrasts import parse_difference
 from crope.report.evidence import Contrast, answer, differences, estimate, load_contrasts
 from crope.report.tables import interval_text
@@ -22,7 +22,8 @@ RATES = ("train.lr=1", "train.lr=2")
 def plans(monkeypatch):
     """The studies that conf/ lacks, to be changed, of three seeds."""
     known = {name: Study(name, {}, (0, 1, 2), None) for name in ("mine", "other", "wide")}
-    monkeypatch.setattr(evidence, "load_study", lambda name: known.get(name) or load_study(name))
+    for module in (evidence, contrasts):
+        monkeypatch.setattr(module, "load_study", lambda name: known.get(name) or load_study(name))
     return known
 
 
@@ -161,13 +162,6 @@ def test_a_contrast_is_subtracted_at_equal_corpus_and_seed():
     assert (trend.needed, trend.label) == (("wide", "mine"), "CRoPE − RoPE, less cost")
 
 
-def test_what_is_subtracted_is_one_difference_for_a_corpus_and_seed():
-    both = together(losses(rope=[5.0], crope=[5.5]), losses(rope=[5.0], crope=[5.5], row="b2"))
-    trend = replace(COST, minus=COST)
-    with pytest.raises(ConfigError, match="minus: cost has several rows"):
-        answered(both, trend)
-
-
 def test_a_plan_that_subtracts_best_rates_waits_for_both(plans, three_rates):
     """The study `wide` has both seeds, the other one of two."""
     plans["wide"] = replace(plans["mine"], name="wide")
@@ -255,6 +249,13 @@ def test_an_unfinished_plan_has_none():
     assert np.isnan(line["low"])
 
 
+def test_a_plan_waits_for_the_setting_that_has_not_begun(plans, monkeypatch):
+    axes = {"data": ["ptb"], "model": ["rope", "crope"], "train.lr": ["1", "2"]}
+    plans["mine"] = Study("mine", axes, (0, 1, 2), None)
+    done = losses(setting=RATES[0], settings=2, rope=[5.0] * 3, crope=[5.1, 5.2, 5.3])
+    assert only_line(done, replace(COST, date="2026-11-30"))[1] == "0 of 3 seeds"
+
+
 def test_a_run_of_two_studies_counts_once():
     one = losses(rope=[5.0, 5.0], crope=[5.1, 5.2])
     both = together(one, one.assign(study="other"))
@@ -264,6 +265,19 @@ def test_a_run_of_two_studies_counts_once():
 def test_a_plan_without_a_run_is_shown():
     assert only_line(losses(rope=[5.0]), replace(COST, date="2026-11-25"))[1] == "0 of 3 seeds"
     assert answered(losses(rope=[5.0])) == {}
+
+
+def test_runs_that_diverged_on_opposite_sides_are_not_averaged_away():
+    """At two corpora of a seed, at two seeds, and in what is subtracted."""
+    ptb = losses(corpora=2, rope=[5.0, 5.0], crope=[np.inf, 5.2])
+    other = losses(corpora=2, dataset="wikitext2", rope=[np.inf, 6.0], crope=[6.3, 6.2])
+    assert interval_text(answer(together(ptb, other), COST)[0]).startswith("diverged")
+    both = losses(rope=[5.0, np.inf, 5.0], crope=[np.inf, 5.2, 5.3])
+    assert only_line(both)[1] == "diverged"
+    wide = losses(study="wide", rope=[4.0] * 3, crope=[np.inf, 4.5, 4.9])
+    mine = losses(rope=[5.0] * 3, crope=[np.inf, 5.1, 5.2])
+    trend = replace(COST, studies=("wide",), minus=COST)
+    assert only_line(together(mine, wide), trend)[1] == "diverged"
 
 
 def test_runs_that_diverged_on_both_sides_are_not_averaged_away():
@@ -339,6 +353,10 @@ def test_the_contrasts_are_as_planned():
         ("cost: [{difference: crope - rope, of: test}]", "of: test"),
         ("cost: [{difference: crope - rope, best: train.lr}]", "must vary train.lr alone"),
         ("cost: [crope - rope, crope - rope]", "two entries"),
+        (
+            "rates: [crope - rope, {difference: thin_ffn - rope, minus: rates/crope - rope}]",
+            "minus: rates/crope - rope has several",
+        ),
     ],
 )
 def test_a_wrong_contrast_is_named(entry, word, tmp_path):

@@ -59,6 +59,11 @@ def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told):
     assert lines[19] == "full: 5.250000 ± 0.353553, n = 2"
 
 
+def test_own_runs_of_other_code_are_said_to_be_so(told, monkeypatch):
+    monkeypatch.setitem(globals(), "OWN", OWN.assign(code="trained by other code (a.py)"))
+    assert "code: trained by other code (a.py)" in told("table1/ptb/rope")
+
+
 def test_a_cell_at_the_papers_own_size(told):
     assert "0 3.500000 NaN NaN rope-ptb-base-large-s0" in told("table1/ptb/rope", "paper")
 

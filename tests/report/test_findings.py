@@ -11,6 +11,7 @@ from crope.report.findings import findings
 P1 = {
     "name": "P1",
     "dataset": "",
+    "row": "",
     "setting": "",
     "complete": True,
     "n": 3,
@@ -68,10 +69,12 @@ def test_numbers_are_filled_in(found):
 
 
 def test_no_line_and_several_of_which_none_is_named_are_refused(found):
-    lines = [P1, P1 | {"setting": "train.lr=2"}]
-    for name in ("P1", "P2"):
-        with pytest.raises(UserError, match=f"{name} has no such line"):
-            findings_module._answer_line(pd.DataFrame(lines), {"from": name})
+    for other in ({"setting": "train.lr=2"}, {"row": "b2"}):
+        lines = pd.DataFrame([P1, P1 | other])
+        for name in ("P1", "P2"):
+            with pytest.raises(UserError, match=f"{name} has no such line"):
+                findings_module._answer_line(lines, {"from": name})
+    assert findings_module._answer_line(lines, {"from": "P1", "row": "b2"})["row"] == "b2"
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,11 @@ def test_runs_of_the_papers_own_size_have_no_smaller_one():
     assert lines(table1(large))[1][:2] == ["", "full"]
 
 
+def test_of_models_that_all_diverged_none_is_best():
+    full = table1(of_table1(rope=[np.inf], crope=[np.inf])).marks[1]
+    assert full == [""] * len(full)
+
+
 def test_the_page_marks_the_lowest_loss_and_final_ones_after_it():
     """Of RoPE 6.75 and CRoPE 6.5 the final ones lie past 3.75 and 4.0; the paper's CRoPE is lowest."""
     shown = of_table1(rope=[6.75], crope=[6.5]).assign(**{"val_full.best_nats": [3.75, 4.0]})

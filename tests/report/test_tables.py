@@ -1,8 +1,10 @@
 """How differences and the user's runs are printed."""
 
+import numpy as np
 import pandas as pd
 
 from crope.report import tables
+from crope.report.contrasts import make_contrast
 from crope.report.frame import Runs
 from tests.report.frames import NO_RUNS, lines, runs, together
 
@@ -33,3 +35,11 @@ def test_own_runs_stand_beside_published_ones_of_their_cell():
 def test_a_failed_run_has_no_loss():
     """And no column of published ones where none is."""
     assert own_lines(status="failed")[0][2:] == ["failed", "1.5"]
+
+
+def test_a_mean_over_settings_is_said_to_be_one():
+    contrast = make_contrast("rates", {"difference": "crope - rope", "averaged": True})
+    line = {"dataset": "", "row": "", "setting": "", "mean": 0.5, "complete": True, "low": np.nan}
+    assert tables.line_text(contrast, line | {"n": 1}).startswith(
+        "CRoPE − RoPE, mean over settings; all"
+    )
