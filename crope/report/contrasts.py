@@ -94,9 +94,6 @@ def load_contrasts(file: Path = CONTRASTS_FILE) -> dict[str, Contrast]:
         content = read_yaml(file)
         entries = [(entry.pop("study"), entry, name) for name, entry in content["planned"].items()]
         for studies, of_studies in content["explored"].items():
-            where = f"{studies}: "
-            if not isinstance(of_studies, list):
-                raise ValueError("write a list: [crope - rope]")
             entries += [(studies, entry, "") for entry in of_studies]
         for studies, entry, name in entries:
             where = f"{name or studies}: "
@@ -147,8 +144,6 @@ def check_names(contrast: Contrast) -> None:
         raise ValueError("tokenizer: losses per token of two tokenizers cannot be compared")
     # Where a study varies the position, say, a model's name goes on: `alibi+complex`.
     named = [f"model={model.partition('+')[0]}" for model, _ in contrast.terms]
-    if isinstance(contrast.at, str):
-        raise ValueError(f"at: write a list: [{contrast.at}]")
     settings = [*contrast.at, *(setting for _, setting in contrast.terms if setting)]
     choices = [setting.split(", ") for setting in settings]
     for study in map(load_study, contrast.studies):

@@ -37,8 +37,6 @@ def publish(results_dir: Path, name: str, *, scale: str, why: str = "") -> list[
     Raises UserError if a run was made from uncommitted code, if other code than that of the others
     trained some and nothing says why, or if there is none, DataError for invalid records.
     """
-    if Path(name).name != name:
-        raise UserError(f"{name}: give the set's name alone; sets lie in {PUBLISHED}")
     folder = results_dir / "runs"
     records, invalid = read_runs(folder)
     if invalid:

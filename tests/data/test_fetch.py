@@ -251,7 +251,7 @@ def test_a_slice_has_whole_rows_of_so_many_bytes_and_validation_a_tenth(describe
         ({"revision": "missing"}, "missing"),
         ({"train": "none*.jsonl"}, "no file none"),
         ({"train": "train.csv"}, "train.csv"),
-        ({"max_bytes": 10}, "max_bytes=10: the first row"),
+        ({"max_bytes": 10}, "empty"),
     ],
 )
 def test_a_wrong_hub_section_is_one_line(describe, changes, word):

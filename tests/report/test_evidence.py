@@ -337,9 +337,7 @@ def test_the_contrasts_are_as_planned():
     ("entry", "word"),
     [
         ("cost: [crope + rope]", "crope \\+ rope"),
-        ("cost: crope - rope", "cost: write a list"),
         ("cost: [rope-long - rope]", "no model=rope-long"),
-        ("rates: [{difference: crope - rope, at: train.lr=0.001}]", "at: write a list"),
         ("cost: [{difference: crope - rope, best: tokenizer.name}]", "two tokenizers"),
         ("cost: [rope at tokenizer.name=a - rope at tokenizer.name=b]", "two tokenizers"),
         ("cost: [crope - rop]", "no model=rop"),

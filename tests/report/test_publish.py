@@ -77,11 +77,6 @@ def test_runs_of_uncommitted_code_are_refused(published, clean):
             published(replace(clean, provenance=CLEAN | made))
 
 
-def test_a_set_has_a_name_and_no_path(tmp_path):
-    with pytest.raises(UserError, match="name alone"):
-        module.publish(tmp_path, "results/published/mine", scale="quick")
-
-
 def test_runs_of_two_versions_of_the_code_need_a_reason(published, clean, tmp_path):
     older = replace(record(tmp_path, "older", code={"a.py": "000000"}), provenance=CLEAN)
     with pytest.raises(UserError, match=r"a\.py"):
