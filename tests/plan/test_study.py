@@ -141,7 +141,7 @@ def write_study(own_conf, monkeypatch):
         ("model: rope", "axes"),
         ("data: pg19, data.books: 2, model: rope", "file of conf/data"),
         ("data: ptb, model: 'crope,rope,crope'", "same run"),
-        ("data: ptb, model: rope, train.lr: '1e-3,0.002,0.001'", "same run"),
+        ("data: ptb, model: rope, train.weight_decay: '0,1,0.0'", "same run"),
     ],
 )
 def test_a_file_that_is_no_study_is_named_and_left_out(params, word, write_study, capsys):

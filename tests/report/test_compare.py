@@ -93,6 +93,7 @@ def test_a_word_without_runs_or_partners_is_refused(words, reason, folder, tmp_p
         "scale",
         "ablation",
         "data",
+        "eval.full_tokens",
         "provenance.data.splits.train.sha256",
         "provenance.data.splits.validation.sha256",
     ],
@@ -101,7 +102,7 @@ def test_runs_that_differ_in_what_cannot_be_compared_are_no_pair(
     fact, folder, tmp_path, monkeypatch
 ):
     runs = complete_runs([folder])
-    runs.loc[runs["model"] == "crope", fact] = "another"
+    runs[fact] = runs[fact].where(runs["model"] == "rope", "another")
     monkeypatch.setattr(module, "complete_runs", lambda _: runs)
     with pytest.raises(UserError, match="no two runs are equal"):
         compare(["rope", "crope"], [folder], tmp_path / "a.png")

@@ -249,11 +249,14 @@ def test_an_unfinished_plan_has_none():
     assert np.isnan(line["low"])
 
 
-def test_a_plan_waits_for_the_setting_that_has_not_begun(plans, monkeypatch):
+@pytest.mark.parametrize("begun", [0, 1])
+def test_a_plan_waits_for_the_setting_with_fewest_seeds(begun, plans):
     axes = {"data": ["ptb"], "model": ["rope", "crope"], "train.lr": ["1", "2"]}
     plans["mine"] = Study("mine", axes, (0, 1, 2), None)
     done = losses(setting=RATES[0], settings=2, rope=[5.0] * 3, crope=[5.1, 5.2, 5.3])
-    assert only_line(done, replace(COST, date="2026-11-30"))[1] == "0 of 3 seeds"
+    other = losses(setting=RATES[1], settings=2, rope=[4.0] * begun, crope=[4.3] * begun)
+    dated = replace(COST, date="2026-11-30")
+    assert only_line(together(done, other), dated)[1] == f"{begun} of 3 seeds"
 
 
 def test_a_run_of_two_studies_counts_once():

@@ -142,6 +142,14 @@ def test_a_seed_is_of_the_set_with_most_of_its_runs_then_of_the_study(a, b, take
     assert list(of_rope.sort_values("seed")["record_set"]) == taken
 
 
+def test_the_corpora_of_a_seed_are_of_one_set():
+    """Set a has two runs of the seed, set b one, the only one of the second corpus."""
+    a = runs(rope=[5.0], crope=[5.1]).assign(record_set="a")
+    b = runs(rope=[6.0], dataset="wikitext2").assign(record_set="b")
+    counted = by_study(together(a, b), cells() + cells(dataset="wikitext2"))
+    assert list(counted["record_set"]) == ["a", "a"]
+
+
 def test_own_runs_that_another_set_displaces_are_told(capsys):
     """Set b has a run more of seed 0."""
     b = runs(rope=[5.0], crope=[5.0]).assign(record_set="b")
