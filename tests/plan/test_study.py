@@ -21,10 +21,10 @@ FP32 = ["train.precision=fp32"]
 # Every study of this repository, as it was before its runs. Another digest of their names, scales and
 # axes, seeds among them, means that another experiment bears the name of one of these.
 NAMES = """
-base baselines controls cost early_lead early_lead_qkv fair_lr horizon length
-levels linear long_small medium medium_rate medium_warmup paper_row paper_row_thin paper_row_xpos paper_rows
-paper_seed0 paper_table1 pilot qkv_rate qkv_rate_high qkv_rate_mid rate_edge rate_mean rates rates_256 rates_64 scaling schemes
-table1 table1_early table1_medium table1_medium_xpos table2 tiny tuned_lr width_256 width_512 width_64
+base baselines controls cost early_lead early_lead_qkv fair_lr horizon length levels linear long_small medium
+medium_rate medium_warmup paper_row paper_row_thin paper_row_xpos paper_rows paper_seed0 paper_table1 pilot
+qkv_rate qkv_rate_high qkv_rate_mid rate_edge rate_mean rates rates_256 rates_64 scaling schemes table1
+table1_early table1_medium table1_medium_xpos table2 tiny tuned_lr width_256 width_512 width_64
 """
 PLANS = "4720a424a5"
 # By their axes: every key and group that a study varies.
