@@ -23,7 +23,7 @@ medium-rate-bf16 64
 medium-warmup-NVIDIA-H200-bf16 30
 medium-warmup-bf16 42
 paper-NVIDIA-H200-bf16 10
-paper-rows-bf16 73
+paper-rows-bf16 75
 qkv-bf16 120
 qkv-high-bf16 32
 qkv-mid-bf16 60
