@@ -35,10 +35,7 @@ def repeats_table(published: pd.DataFrame, *same: str) -> Table:
         "Runs": lines["runs"],
         "Largest difference": lines["largest"].map("{:.4f}".format),
     }
-    caption = (
-        "Runs repeated, different in rounding alone: how far their final losses lie apart, nats per"
-        " token"
-    )
+    caption = "Runs repeated, different in rounding alone: final losses, nats per token"
     return Table("repeats", caption, pd.DataFrame(printed))
 
 

@@ -240,7 +240,7 @@ def quick_repeats(published: pd.DataFrame) -> Table:
 
 
 def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:
-    """Tabulates losses of counting models on the same tokens, beside the paper's lowest loss."""
+    """Tabulates losses of n-gram models on the same tokens, beside the paper's lowest loss."""
     printed = []
     for entry in ngrams:
         of_paper = paper.TABLE1.get(entry["corpus"])
@@ -253,7 +253,7 @@ def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:
         printed.append([dataset_label(entry["corpus"]), tokens, *counted, theirs])
     columns = ["Dataset", "Tokens", *ORDERS, "The paper's best model"]
     caption = (
-        "Losses of models that count (interpolated Witten-Bell), nats per token; compare within a"
+        "Losses of n-gram models (interpolated Witten-Bell), nats per token; compare within a"
         " vocabulary"
     )
     return Table("ngrams", caption, pd.DataFrame(sorted(printed), columns=columns))
